@@ -1,0 +1,1 @@
+"""What is compiled, and what happens when that fails."""

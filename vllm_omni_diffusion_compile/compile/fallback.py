@@ -1,0 +1,134 @@
+"""A compiled callable that can become its eager self.
+
+The rule for a call that fails: run it eagerly. If eager succeeds, the compiler was at fault, and the callable stays eager for
+good. If eager raises too, the error is the call's own: it propagates, and the next call tries the compiled callable again.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vllm_omni_diffusion_compile.compile.events import compiled_graphs
+from vllm_omni_diffusion_compile.compile.state import CallState, restore
+
+
+class FallbackCallable:
+    """Calls `compiled` until a call fails for the compiler's fault, from then on `eager`. Safe to call from several threads.
+
+    Attributes:
+        graphs: Graphs compiled during calls of this callable.
+
+    Args:
+        eager: The original callable; the new one carries its name and signature.
+        compiled: What `torch.compile` returned for it.
+        on_fallback: Told the error, once, after eager gave a result that compiled did not.
+        passes_through: Errors that are no failure of the call (an aborted request, a client error). They are raised as they
+            are and nothing is tried again; KeyboardInterrupt and other BaseExceptions always are.
+    """
+
+    def __init__(
+        self,
+        eager: Callable[..., Any],
+        compiled: Callable[..., Any],
+        *,
+        on_fallback: Callable[[Exception], None],
+        passes_through: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        functools.update_wrapper(self, eager)
+        self.graphs = 0
+        self._eager = eager
+        self._compiled: Callable[..., Any] | None = compiled
+        self._on_fallback = on_fallback
+        self._passes_through = passes_through
+        self._state = CallState(eager)
+        self._lock = threading.Lock()
+
+    @property
+    def latched(self) -> bool:
+        """Whether every call runs eagerly now."""
+        return self._compiled is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self._compiled
+        if compiled is None:
+            return self._eager(*args, **kwargs)
+        before = self._state.capture(args, kwargs)
+        graphs = compiled_graphs()
+        try:
+            return compiled(*args, **kwargs)
+        except self._passes_through:
+            raise
+        except Exception as error:
+            failure = _without_frames(error)
+        finally:
+            self.graphs += compiled_graphs() - graphs
+        # Outside of the except block, so that nothing keeps the tensors of the failed call alive while eager runs.
+        restore(before)
+        if isinstance(failure, torch.OutOfMemoryError):
+            _empty_cache()
+        result = self._eager(*args, **kwargs)
+        self._latch(failure)
+        return result
+
+    def _latch(self, failure: Exception) -> None:
+        with self._lock:
+            if self._compiled is None:
+                return
+            self._compiled = None
+        self._on_fallback(failure)
+
+
+def compile_with_fallback(
+    function: Callable[..., Any],
+    *,
+    on_setup_failure: Callable[[Exception], None],
+    on_fallback: Callable[[Exception], None],
+    passes_through: tuple[type[BaseException], ...] = (),
+    **compile_options: Any,
+) -> tuple[Callable[..., Any], bool]:
+    """Compile a callable so that the compiler cannot take a request down.
+
+    Args:
+        function: What to compile.
+        on_setup_failure: Told the error when `torch.compile` itself raises.
+        on_fallback: See `FallbackCallable`.
+        passes_through: See `FallbackCallable`.
+        **compile_options: Handed to `torch.compile`.
+
+    Returns:
+        The callable to use from now on, and whether it is compiled; the original one if setting up failed.
+    """
+    try:
+        compiled = torch.compile(function, **compile_options)
+    except Exception as error:  # whatever a backend raises while it is set up, the eager callable is there
+        on_setup_failure(error)
+        return function, False
+    return FallbackCallable(function, compiled, on_fallback=on_fallback, passes_through=passes_through), True
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's text, for one line in a log."""
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Drop the tracebacks of an error and of what caused it: their frames hold the tensors of the failed call."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
+def _empty_cache() -> None:
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()

@@ -1,0 +1,72 @@
+"""The Python state that a call may change, so that the call can be repeated from where it started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Bookkeeping of nn.Module itself; no decode changes it.
+_MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
+
+Snapshot = list[tuple[Any, Any]]
+
+
+class CallState:
+    """Lists, dicts and attributes that a callable may change: those of its owner and those among its arguments.
+
+    Video VAEs (Wan, Qwen-Image) keep a `feat_cache` list and an index into it, on the module or handed from call to call. A
+    call that dies half-way leaves both half written, and a second attempt would continue there. Containers are copied
+    and put back in place, so whoever shares them sees the old content; tensors are kept by reference, not copied.
+
+    Args:
+        function: The callable; its owner is `function.__self__`, if any.
+    """
+
+    def __init__(self, function: Any) -> None:
+        owner = getattr(function, "__self__", None)
+        self._attributes: dict[str, Any] | None = getattr(owner, "__dict__", None)
+        self._containers: tuple[str, ...] = ()
+        self._seen = -1
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
+        """Copy what the call may change; microseconds, for it runs before every compiled call."""
+        snapshot: Snapshot = []
+        attributes = self._attributes
+        if attributes is not None:
+            if len(attributes) != self._seen:
+                # Caches tend to appear at the first call: look again whenever an attribute came or went.
+                self._seen = len(attributes)
+                self._containers = tuple(
+                    name for name, value in attributes.items() if name not in _MODULE_INTERNALS and type(value) in (list, dict)
+                )
+            snapshot.append((attributes, attributes.copy()))
+            for name in self._containers:
+                _add(snapshot, attributes[name])
+        for value in args:
+            if type(value) is list or type(value) is dict:
+                _add(snapshot, value)
+        for value in kwargs.values():
+            if type(value) is list or type(value) is dict:
+                _add(snapshot, value)
+        return snapshot
+
+
+def restore(snapshot: Snapshot) -> None:
+    """Put back what `CallState.capture` copied."""
+    for container, before in snapshot:
+        if isinstance(container, list):
+            container[:] = before
+            continue
+        for name in set(container) - set(before):
+            del container[name]
+        for name, value in before.items():
+            if container.get(name) is not value:
+                container[name] = value
+
+
+def _add(snapshot: Snapshot, container: Any) -> None:
+    snapshot.append((container, container.copy()))
+    for value in container.values() if type(container) is dict else container:
+        if type(value) is list or type(value) is dict:
+            _add(snapshot, value)

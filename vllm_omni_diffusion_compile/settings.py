@@ -1,0 +1,62 @@
+"""Every setting of this package: typed, validated and documented in one place. `docs/options.md` is rendered from it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_omni_diffusion_compile.errors import SettingError
+
+VAE = "diffusion_compile_vae"
+_PREFIX = "diffusion_compile_"
+
+
+class DiffusionCompileSettings(BaseModel):
+    """How the diffusion models of one stage are compiled.
+
+    The names are those of the serve flags (with dashes), of the deploy YAML and of the keyword arguments of `Omni` and
+    `OmniDiffusionConfig`. The command line wins over the YAML, the YAML over the default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    diffusion_compile_granularity: Literal["regional", "full"] = Field(
+        default="regional",
+        description="What is compiled: `regional` compiles the repeated blocks of the transformer, `full` the whole transformer. "
+        "`full` cannot be combined with HSDP, sequence parallelism, CPU, layerwise or distributed layerwise offload.",
+        json_schema_extra={"flag": "--diffusion-compile-granularity regional|full", "from": "vLLM-Omni"},
+    )
+    diffusion_compile_dynamic: bool = Field(
+        default=True,
+        description="Whether the transformer is compiled for any shape. Off, every new shape is compiled once more: faster kernels "
+        "for a fixed set of shapes, a wait at each new one.",
+        json_schema_extra={"flag": "--[no-]diffusion-compile-dynamic", "from": "vLLM-Omni"},
+    )
+    diffusion_compile_vae: bool = Field(
+        default=True,
+        description="Whether VAE decode is compiled too, and warmed up by requests on the ordinary path before the server is ready.",
+        json_schema_extra={"flag": "--[no-]diffusion-compile-vae", "from": "this package"},
+    )
+
+
+NAMES = tuple(DiffusionCompileSettings.model_fields)
+
+
+def refuse_near_misses(names: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Refuse a name that was meant to be one of ours; other unknown names are the host's business.
+
+    Args:
+        names: Names that the user gave, with underscores.
+        known: Names that the host has of its own; never refused.
+
+    Raises:
+        SettingError: A name that starts with `diffusion_compile_`, or nearly is one of ours, and that nobody knows.
+    """
+    for name in set(names) - set(NAMES) - set(known):
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.85)
+        if near or name.startswith(_PREFIX):
+            meant = near or difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)
+            raise SettingError(f"unknown setting {name!r}; did you mean {meant[0]!r}? Known: {', '.join(NAMES)}")

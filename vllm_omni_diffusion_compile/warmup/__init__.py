@@ -1,0 +1,1 @@
+"""Which requests run before the server says it is ready, and when that is enough."""
