@@ -1,0 +1,75 @@
+"""Applying the ledger in one process, and saying what became of it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from packaging.specifiers import SpecifierSet
+
+from vllm_omni_diffusion_compile import __version__
+from vllm_omni_diffusion_compile.upstream.after_import import AfterImport
+from vllm_omni_diffusion_compile.upstream.graft import Outcome, graft_module, installed_release, undo
+from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS, TESTED_RELEASES
+
+outcomes: list[Outcome] = []
+_watch: AfterImport | None = None
+
+
+def activate() -> None:
+    """Graft what is imported, watch for what is not, and say so in one line.
+
+    Raises:
+        GraftError: A graft does not hold on the installed release; nothing of that module was touched.
+    """
+    global _watch
+    if _watch is not None:
+        return
+    _watch = AfterImport({graft.module for graft in GRAFTS}, _graft)
+    _watch.install()
+    _say_once()
+
+
+def deactivate() -> None:
+    """Undo every graft and stop watching; for tests and interactive sessions."""
+    global _watch
+    if _watch is not None:
+        _watch.remove()
+        _watch = None
+    undo(GRAFTS)
+    outcomes.clear()
+
+
+def _graft(module: ModuleType) -> None:
+    new = graft_module(module, [graft for graft in GRAFTS if graft.module == module.__name__])
+    outcomes.extend(new)
+    for outcome in new:
+        if outcome.composed_with is not None:
+            _logger().info(
+                "%s was already wrapped by %s; our wrapper calls theirs.", outcome.graft.target, outcome.composed_with
+            )
+        elif outcome.state == "native":
+            _logger().info("%s: this release has it natively; ours steps aside.", outcome.graft.target)
+
+
+def _say_once() -> None:
+    release = installed_release("vllm-omni")
+    if release is not None and not SpecifierSet(TESTED_RELEASES, prereleases=True).contains(release):
+        _logger().warning(
+            "vLLM-Omni %s is outside of the range that vllm-omni-diffusion-compile %s was tested with (%s). Every graft is still "
+            "checked against what it was written for before it is applied.",
+            release, __version__, TESTED_RELEASES,
+        )  # fmt: skip
+    states = [outcome.state for outcome in outcomes]
+    pending = {graft.module for graft in GRAFTS} - set(sys.modules)
+    _logger().info(
+        "vllm-omni-diffusion-compile %s on vLLM-Omni %s: %d graft(s) applied, %d native, those of %d more module(s) follow when "
+        "they are imported.",
+        __version__, release or "(unknown)", states.count("applied"), states.count("native"), len(pending),
+    )  # fmt: skip
+
+
+def _logger() -> object:
+    from vllm.logger import init_logger
+
+    return init_logger(__name__)
