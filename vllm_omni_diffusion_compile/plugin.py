@@ -1,7 +1,7 @@
 """The entry point that vLLM and vLLM-Omni load in every process.
 
-`register` imports nothing of theirs. It watches for the modules that the ledger names and grafts each right after its import:
-a process that never serves diffusion models pays for nothing but the watching.
+`register` imports nothing of theirs. It watches for the modules that the ledger names and grafts each right after its
+import: a process that never serves diffusion models pays for nothing but the watching.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class _FirstImport:
 
     installed = False
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname == _HOST:
             sys.meta_path.remove(self)
             _activate()

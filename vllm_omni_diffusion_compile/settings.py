@@ -1,4 +1,4 @@
-"""Every setting of this package: typed, validated and documented in one place. `docs/options.md` is rendered from it."""
+"""Every setting of this package: typed, validated and documented once. `docs/options.md` is rendered from it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ class DiffusionCompileSettings(BaseModel):
 
     diffusion_compile_granularity: Literal["regional", "full"] = Field(
         default="regional",
-        description="What is compiled: `regional` compiles the repeated blocks of the transformer, `full` the whole transformer. "
-        "`full` cannot be combined with HSDP, sequence parallelism, CPU, layerwise or distributed layerwise offload.",
+        description="What is compiled: `regional` compiles the repeated blocks of the transformer, `full` the whole "
+        "transformer. `full` cannot be combined with HSDP, sequence parallelism, CPU, layerwise or distributed "
+        "layerwise offload.",
         json_schema_extra={"flag": "--diffusion-compile-granularity regional|full", "from": "vLLM-Omni"},
     )
     diffusion_compile_dynamic: bool = Field(
         default=True,
-        description="Whether the transformer is compiled for any shape. Off, every new shape is compiled once more: faster kernels "
-        "for a fixed set of shapes, a wait at each new one.",
+        description="Whether the transformer is compiled for any shape. Off, every new shape is compiled once more: "
+        "faster kernels for a fixed set of shapes, a wait at each new one.",
         json_schema_extra={"flag": "--[no-]diffusion-compile-dynamic", "from": "vLLM-Omni"},
     )
     diffusion_compile_vae: bool = Field(
         default=True,
-        description="Whether VAE decode is compiled too, and warmed up by requests on the ordinary path before the server is ready.",
+        description="Whether VAE decode is compiled too, and warmed up by requests on the ordinary path before the "
+        "server is ready.",
         json_schema_extra={"flag": "--[no-]diffusion-compile-vae", "from": "this package"},
     )
 

@@ -6,10 +6,10 @@ import sys
 
 
 def compiled_graphs() -> int:
-    """Number of graphs that TorchDynamo has captured and compiled in this process; each recompilation adds at least one.
+    """Number of graphs that TorchDynamo has compiled in this process; each recompilation adds at least one.
 
-    Source: `torch._dynamo.utils.counters["stats"]["unique_graphs"]`, which torch counts up for every graph it hands to a
-    backend. Nothing was compiled in a process that has not imported `torch._dynamo`.
+    Source: `torch._dynamo.utils.counters["stats"]["unique_graphs"]`, which torch counts up for every graph it hands to
+    a backend. Nothing was compiled in a process that has not imported `torch._dynamo`.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0

@@ -1,7 +1,8 @@
 """A compiled callable that can become its eager self.
 
-The rule for a call that fails: run it eagerly. If eager succeeds, the compiler was at fault, and the callable stays eager for
-good. If eager raises too, the error is the call's own: it propagates, and the next call tries the compiled callable again.
+The rule for a call that fails: run it eagerly. If eager succeeds, the compiler was at fault, and the callable stays
+eager for good. If eager raises too, the error is the call's own: it propagates, and the next call tries the compiled
+callable again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from vllm_omni_diffusion_compile.compile.state import CallState, restore
 
 
 class FallbackCallable:
-    """Calls `compiled` until a call fails for the compiler's fault, from then on `eager`. Safe to call from several threads.
+    """Calls `compiled` until a call fails for the compiler's fault, from then on `eager`.
+
+    Safe to call from several threads.
 
     Attributes:
         graphs: Graphs compiled during calls of this callable.
@@ -28,8 +31,8 @@ class FallbackCallable:
         eager: The original callable; the new one carries its name and signature.
         compiled: What `torch.compile` returned for it.
         on_fallback: Told the error, once, after eager gave a result that compiled did not.
-        passes_through: Errors that are no failure of the call (an aborted request, a client error). They are raised as they
-            are and nothing is tried again; KeyboardInterrupt and other BaseExceptions always are.
+        passes_through: Errors that are no failure of the call (an aborted request, a client error). They are raised as
+            they are and nothing is tried again; KeyboardInterrupt and other BaseExceptions always are.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class FallbackCallable:
         return self._compiled is None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what is in use now; see the rule at the top of this module."""
         compiled = self._compiled
         if compiled is None:
             return self._eager(*args, **kwargs)
@@ -64,7 +68,7 @@ class FallbackCallable:
             return compiled(*args, **kwargs)
         except self._passes_through:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - eager decides whose fault it was
             failure = _without_frames(error)
         finally:
             self.graphs += compiled_graphs() - graphs
@@ -106,7 +110,7 @@ def compile_with_fallback(
     """
     try:
         compiled = torch.compile(function, **compile_options)
-    except Exception as error:  # whatever a backend raises while it is set up, the eager callable is there
+    except Exception as error:  # noqa: BLE001 - whatever a backend raises while it is set up, eager is there
         on_setup_failure(error)
         return function, False
     return FallbackCallable(function, compiled, on_fallback=on_fallback, passes_through=passes_through), True

@@ -15,9 +15,10 @@ Snapshot = list[tuple[Any, Any]]
 class CallState:
     """Lists, dicts and attributes that a callable may change: those of its owner and those among its arguments.
 
-    Video VAEs (Wan, Qwen-Image) keep a `feat_cache` list and an index into it, on the module or handed from call to call. A
-    call that dies half-way leaves both half written, and a second attempt would continue there. Containers are copied
-    and put back in place, so whoever shares them sees the old content; tensors are kept by reference, not copied.
+    Video VAEs (Wan, Qwen-Image) keep a `feat_cache` list and an index into it, on the module or handed from call to
+    call. A call that dies half-way leaves both half written, and a second attempt would continue there. Containers are
+    copied and put back in place, so whoever shares them sees the old content; tensors are kept by reference, not
+    copied.
 
     Args:
         function: The callable; its owner is `function.__self__`, if any.
@@ -38,7 +39,9 @@ class CallState:
                 # Caches tend to appear at the first call: look again whenever an attribute came or went.
                 self._seen = len(attributes)
                 self._containers = tuple(
-                    name for name, value in attributes.items() if name not in _MODULE_INTERNALS and type(value) in (list, dict)
+                    name
+                    for name, value in attributes.items()
+                    if name not in _MODULE_INTERNALS and type(value) in (list, dict)
                 )
             snapshot.append((attributes, attributes.copy()))
             for name in self._containers:

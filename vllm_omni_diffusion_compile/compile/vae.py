@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 
-# The whole decode as one graph where that is possible. `dynamic=None`: the first size is compiled as it is, the second one as
-# dynamic, and later sizes are free.
+# The whole decode as one graph where that is possible. `dynamic=None`: the first size is compiled as it is, the second
+# one as dynamic, and later sizes are free.
 COMPILE_OPTIONS: Mapping[str, Any] = {"mode": "default", "fullgraph": False, "dynamic": None}
 
 State = Literal["compiled", "left alone", "not found", "set-up failed"]
@@ -65,7 +65,10 @@ def compile_decodes(
 
 
 def _compile_decode(
-    component: Any, path: str, compile_callable: Callable[..., tuple[Callable[..., Any], bool]], left_alone: Mapping[str, str]
+    component: Any,
+    path: str,
+    compile_callable: Callable[..., tuple[Callable[..., Any], bool]],
+    left_alone: Mapping[str, str],
 ) -> tuple[State, str]:
     decode = getattr(component, "decode", None)
     reason = left_alone.get(path) or left_alone.get("*")

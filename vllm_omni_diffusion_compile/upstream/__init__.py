@@ -1,1 +1,1 @@
-"""The only code that knows vLLM-Omni: what is touched there (`ledger`), how (`graft`), and one adapter for each place."""
+"""The only code that knows vLLM-Omni: what is touched there (`ledger`), how (`graft`), an adapter for each place."""

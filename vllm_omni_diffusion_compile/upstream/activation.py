@@ -11,7 +11,9 @@ from vllm_omni_diffusion_compile import __version__
 from vllm_omni_diffusion_compile.upstream.after_import import AfterImport
 from vllm_omni_diffusion_compile.upstream.graft import Outcome, graft_module, installed_release, undo
 from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS, TESTED_RELEASES
+from vllm_omni_diffusion_compile.upstream.log import host_logger
 
+logger = host_logger(__name__)
 outcomes: list[Outcome] = []
 _watch: AfterImport | None = None
 
@@ -45,31 +47,25 @@ def _graft(module: ModuleType) -> None:
     outcomes.extend(new)
     for outcome in new:
         if outcome.composed_with is not None:
-            _logger().info(
+            logger.info(
                 "%s was already wrapped by %s; our wrapper calls theirs.", outcome.graft.target, outcome.composed_with
             )
         elif outcome.state == "native":
-            _logger().info("%s: this release has it natively; ours steps aside.", outcome.graft.target)
+            logger.info("%s: this release has it natively; ours steps aside.", outcome.graft.target)
 
 
 def _say_once() -> None:
     release = installed_release("vllm-omni")
     if release is not None and not SpecifierSet(TESTED_RELEASES, prereleases=True).contains(release):
-        _logger().warning(
-            "vLLM-Omni %s is outside of the range that vllm-omni-diffusion-compile %s was tested with (%s). Every graft is still "
-            "checked against what it was written for before it is applied.",
+        logger.warning(
+            "vLLM-Omni %s is outside of the range that vllm-omni-diffusion-compile %s was tested with (%s). Every "
+            "graft is still checked against what it was written for before it is applied.",
             release, __version__, TESTED_RELEASES,
         )  # fmt: skip
     states = [outcome.state for outcome in outcomes]
     pending = {graft.module for graft in GRAFTS} - set(sys.modules)
-    _logger().info(
-        "vllm-omni-diffusion-compile %s on vLLM-Omni %s: %d graft(s) applied, %d native, those of %d more module(s) follow when "
-        "they are imported.",
+    logger.info(
+        "vllm-omni-diffusion-compile %s on vLLM-Omni %s: %d graft(s) applied, %d native, those of %d more module(s) "
+        "follow when they are imported.",
         __version__, release or "(unknown)", states.count("applied"), states.count("native"), len(pending),
     )  # fmt: skip
-
-
-def _logger() -> object:
-    from vllm.logger import init_logger
-
-    return init_logger(__name__)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from vllm.logger import init_logger
-
 from vllm_omni_diffusion_compile.settings import VAE, DiffusionCompileSettings
+from vllm_omni_diffusion_compile.upstream.log import host_logger
 
-logger = init_logger(__name__)
+logger = host_logger(__name__)
 
 _FLAG = "--diffusion-compile-vae"
 # Where vLLM keeps what `-O`, `-cc` and their long forms say.
@@ -45,12 +44,13 @@ def name_flags_without_effect(validate: Callable[..., None]) -> Callable[..., No
     @functools.wraps(validate)
     def with_warning(self: Any, args: Any) -> None:
         validate(self, args)
-        given = getattr(args, "explicit_keys", frozenset())
+        given: Collection[str] = getattr(args, "explicit_keys", frozenset())
         flags = [flag for dest, flag in _LANGUAGE_MODEL_FLAGS.items() if dest in given]
         if flags and getattr(args, "omni", False):
             logger.warning(
-                "%s: reaches language-model stages only. Diffusion stages are compiled as --diffusion-compile-granularity, "
-                "--diffusion-compile-dynamic and --diffusion-compile-vae say; --enforce-eager switches all of it off.",
+                "%s: reaches language-model stages only. Diffusion stages are compiled as "
+                "--diffusion-compile-granularity, --diffusion-compile-dynamic and --diffusion-compile-vae say; "
+                "--enforce-eager switches all of it off.",
                 ", ".join(flags),
             )
 

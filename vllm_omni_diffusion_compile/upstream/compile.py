@@ -1,4 +1,4 @@
-"""`vllm_omni.diffusion.compile.compile_callable_with_fallback`, under the name and with the messages of pull request 6010."""
+"""`compile_callable_with_fallback` of `vllm_omni.diffusion.compile`, by name and messages as in pull request 6010."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def compile_callable_with_fallback(
 
     def setup_failed(error: Exception) -> None:
         logger.warning(
-            "%s: torch.compile could not be set up (%s: %s); continuing eagerly.", label, type(error).__name__, first_line(error)
+            "%s: torch.compile could not be set up (%s: %s); continuing eagerly.",
+            label,
+            type(error).__name__,
+            first_line(error),
         )
 
     def fell_back(error: Exception) -> None:

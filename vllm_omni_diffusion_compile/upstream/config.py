@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from vllm.logger import init_logger
-
 from vllm_omni_diffusion_compile.settings import NAMES, VAE, refuse_near_misses
+from vllm_omni_diffusion_compile.upstream.log import host_logger
 
-logger = init_logger(__name__)
+logger = host_logger(__name__)
 
 # What a deploy YAML may say of a generic single-stage model, where 0.30.0 reads none of it.
 _FROM_YAML = (*NAMES, "enforce_eager")
@@ -107,7 +106,9 @@ def complete_default_stage(create: Callable[..., Any]) -> Callable[..., Any]:
     def _create_default_diffusion_stage_cfg(kwargs: dict[str, Any]) -> Any:
         deploy_config, overrides = _generic_stage.get()
         refuse_near_misses([*kwargs, *overrides], _host_fields())
-        kwargs = kwargs | _deploy_settings(deploy_config, kwargs) | {n: overrides[n] for n in _FROM_YAML if n in overrides}
+        kwargs = (
+            kwargs | _deploy_settings(deploy_config, kwargs) | {n: overrides[n] for n in _FROM_YAML if n in overrides}
+        )
         stages = create(kwargs)
         value = kwargs.get(VAE)
         for stage in stages:
@@ -140,7 +141,7 @@ def apply_ignored_yaml(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deploy_settings(path: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first stage of a deploy YAML says of our settings, where `given` (command line, keywords) says nothing."""
+    """What a deploy YAML's first stage says of our settings, where `given` (command line, keywords) says nothing."""
     if path is None:
         return {}
     from vllm_omni.config.config_factory import StageConfigFactory
@@ -150,7 +151,9 @@ def _deploy_settings(path: str | None, given: Mapping[str, Any]) -> dict[str, An
     if stage is None:
         return {}
     refuse_near_misses(stage.engine_extras, _host_fields())
-    said = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage) if field.name != "engine_extras"}
+    said = {
+        field.name: getattr(stage, field.name) for field in dataclasses.fields(stage) if field.name != "engine_extras"
+    }
     ignored = sorted(
         name
         for field in dataclasses.fields(stage)

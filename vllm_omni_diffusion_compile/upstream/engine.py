@@ -20,12 +20,14 @@ _PROMPT = "a photograph of a lighthouse at dusk, waves against the rocks, warm l
 # A worker answers in milliseconds; this only keeps a hung one from hanging the start-up.
 _RPC_TIMEOUT_S = 60.0
 
-# A video model takes one frame from a real request as "not stated" and makes its full length of it. Nine is the smallest count
-# above one that temporal strides of 4 and of 8 both accept (4n+1, 8n+1).
+# A video model takes one frame from a real request as "not stated" and makes its full length of it. Nine is the
+# smallest count above one that temporal strides of 4 and of 8 both accept (4n+1, 8n+1).
 _VIDEO_FRAMES = 9
 
 # They answer an observation of a robot, not a prompt.
-_ACTION_MODELS = frozenset({"DreamZeroPipeline", "Gr00tN1d7Pipeline", "InternVLAA1Pipeline", "Pi0Pipeline", "Pi05Pipeline"})
+_ACTION_MODELS = frozenset(
+    {"DreamZeroPipeline", "Gr00tN1d7Pipeline", "InternVLAA1Pipeline", "Pi0Pipeline", "Pi05Pipeline"}
+)
 
 # Engines whose first warmup request came back, with the number of denoise steps it took.
 _warmed_steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -61,7 +63,7 @@ def further_sizes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> Cal
 
 
 def _why_not(engine: Any) -> str | None:
-    """Why this stage gets no warmup request; None if it gets one. Looks at the configuration first, then asks the workers."""
+    """Why this stage gets no warmup request; None if it gets one. The configuration first, then the workers."""
     config = engine.od_config
     if getattr(config, "enforce_eager", False):
         return "compilation is off (enforce_eager)"
@@ -79,7 +81,10 @@ def _why_not(engine: Any) -> str | None:
         return f"{config.model_class_name} takes no dummy run, so nothing is known of what it can be asked"
     answers = _ask_workers(engine)
     if answers and not all(answer["generic"] for answer in answers):
-        return "the model runner does not compile this pipeline (setup_compile() of its own, or no inductor on this platform)"
+        return (
+            "the model runner does not compile this pipeline "
+            "(setup_compile() of its own, or no inductor on this platform)"
+        )
     return None
 
 
@@ -94,7 +99,9 @@ def _waits_for_upstream(config: Any) -> bool:
 
 def _one_request_hangs(config: Any) -> bool:
     """0.28.0 with distributed layerwise offload and more than one shard; 0.30.0 feeds every shard."""
-    if hasattr(config, "diffusion_offload_config") or not getattr(config, "enable_distributed_layerwise_offload", False):
+    if hasattr(config, "diffusion_offload_config") or not getattr(
+        config, "enable_distributed_layerwise_offload", False
+    ):
         return False
     parallel = getattr(config, "parallel_config", None)
     shards = max(getattr(parallel, "data_parallel_size", 1) or 1, getattr(parallel, "sequence_parallel_size", 1) or 1)
@@ -109,7 +116,7 @@ def _sender(engine: Any) -> Callable[[Size, int], str | None]:
             output = engine.add_req_and_wait_for_response(_request(engine, size, steps))
         except EngineDeadError:
             raise  # nothing is left that could serve
-        except Exception as error:  # warmup is best effort: the log says what failed, and serving goes on
+        except Exception as error:  # noqa: BLE001 - warmup is best effort: the log says what failed, serving goes on
             return f"{type(error).__name__}: {error}"
         return str(output.error) if output.error else None
 
@@ -121,7 +128,9 @@ def _request(engine: Any, size: Size, steps: int) -> Any:
     from vllm_omni.diffusion.request import OmniDiffusionRequest
 
     dummy = engine._make_dummy_request(height=size.height, width=size.width, guidance_scale=0.0)
-    prompt = {key: value for key, value in dict(dummy.prompt).items() if key != "multi_modal_data"} | {"prompt": _PROMPT}
+    prompt = {key: value for key, value in dict(dummy.prompt).items() if key != "multi_modal_data"} | {
+        "prompt": _PROMPT
+    }
     sampling_params = dataclasses.replace(
         dummy.sampling_params,
         num_inference_steps=steps,

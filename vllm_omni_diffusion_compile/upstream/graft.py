@@ -1,7 +1,8 @@
 """Grafts: the only place that assigns onto vLLM-Omni.
 
-A graft is data. `check` looks at the target and changes nothing; `apply` assigns; `undo` puts back what was there. All grafts
-of one target module are checked before the first of them is applied (`graft_module`), so no module is ever half grafted.
+A graft is data. `check` looks at the target and changes nothing; `apply` assigns; `undo` puts back what was there. All
+grafts of one target module are checked before the first of them is applied (`graft_module`), so no module is ever half
+grafted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField, rebui
 
 _MARK = "__diffusion_compile_graft__"
 _REMEDY = (
-    "install a vLLM-Omni release that this package was tested with (see README), update vllm-omni-diffusion-compile, or leave "
-    "it out of VLLM_PLUGINS"
+    "install a vLLM-Omni release that this package was tested with (see README), update vllm-omni-diffusion-compile, "
+    "or leave it out of VLLM_PLUGINS"
 )
 # Code that decorates the host's own functions; a wrapper from elsewhere is another plugin's.
 _NOT_PLUGINS = frozenset({"vllm", "vllm_omni", "torch", "pydantic"}) | sys.stdlib_module_names
@@ -36,8 +37,8 @@ class Graft:
 
     Args:
         target: `package.module:Qualified.name`.
-        make: From what is there (None for an addition) to what takes its place. A wrapper has to call straight through when
-            its feature is off, and to use `functools.wraps`.
+        make: From what is there (None for an addition) to what takes its place. A wrapper has to call straight through
+            when its feature is off, and to use `functools.wraps`.
         why: What the graft is for: the symptom it cures.
         upstream: The upstream pull request or issue that makes it unnecessary, or why there is none.
         remove_when: What has to be true before the row can go.
@@ -45,7 +46,8 @@ class Graft:
         value: Type of a wrapped constant, in place of `parameters`.
         adds: The target does not exist yet.
         native: Says of the target's module that the release has the capability itself; the graft then steps aside.
-        present: Says that there is nothing to change: a value computed after another graft of ours has the change already.
+        present: Says that there is nothing to change: a value computed after another graft of ours has the change
+            already.
         releases: The releases that have the target at all, as a version specifier; empty for every one.
     """
 
@@ -123,7 +125,9 @@ class Graft:
         def undo() -> None:
             if inspect.getattr_static(owner, attribute, None) is not after:
                 raise GraftError(
-                    self.target, "our own wrapper", _describe(inspect.getattr_static(owner, attribute, None)),
+                    self.target,
+                    "our own wrapper",
+                    _describe(inspect.getattr_static(owner, attribute, None)),
                     "somebody wrapped it after us; undo theirs first",
                 )
             if own:

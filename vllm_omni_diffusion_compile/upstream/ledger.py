@@ -1,4 +1,4 @@
-"""Everything this package touches in vLLM-Omni, in the order it is applied. `docs/grafts.md` is rendered from this table."""
+"""What this package touches in vLLM-Omni, in the order it is applied. `docs/grafts.md` is rendered from this table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _field(target: str, annotation: object, default: object, why: str) -> FieldG
 
 
 DIFFUSION_CONFIG_FIELD = _field(
-    f"{_DATA}:OmniDiffusionConfig", bool, True, "The setting has to reach the worker: this is the configuration it is given."
+    f"{_DATA}:OmniDiffusionConfig",
+    bool,
+    True,
+    "The setting has to reach the worker: this is the configuration it is given.",
 )
 _FIELDS = (
     _field(f"{_STAGE_CONFIG}:StageDeployConfig", "bool | None", None, "A key of a stage in the deploy YAML."),
@@ -46,7 +49,10 @@ _FIELDS = (
         f"{_OMNI_CONFIG}:_DiffusionConfigProjection", bool, Field(default=True, strict=True),
         "The projection forbids keys that it has no field for.",
     ),
-    _field("vllm_omni.engine.arg_utils:OrchestratorArgs", "bool | None", None, "A serve flag that no stage claims is dropped."),
+    _field(
+        "vllm_omni.engine.arg_utils:OrchestratorArgs", "bool | None", None,
+        "A serve flag that no stage claims is dropped.",
+    ),
     DIFFUSION_CONFIG_FIELD,
 )  # fmt: skip
 
@@ -67,7 +73,7 @@ def _constant(name: str, value: type, make: object = config.with_name, module: s
         make=make,  # type: ignore[arg-type]
         value=value,
         present=lambda module: VAE in getattr(module, name, ()),
-        why="vLLM-Omni computed it at import from the field names of a configuration class, before our field was there.",
+        why="vLLM-Omni computed it at import from a configuration class's field names, before our field was there.",
         upstream=_VAE_COMPILE,
         remove_when=_HAS_VAE_COMPILE,
     )
@@ -108,7 +114,8 @@ _CHECKS = (
         make=config.refuse_full_with_distributed_offload,
         parameters=("self",),
         releases="<0.30",
-        why="0.28.0 accepts full scope with distributed layerwise offload, compiles the offload's own control flow and crashes.",
+        why="0.28.0 accepts full scope with distributed layerwise offload, which would compile the offload's own "
+        "control flow; it refuses the other kinds of offload.",
         upstream="none: 0.30.0 refuses it",
         remove_when="0.28.0 is no longer supported",
     ),
@@ -127,7 +134,7 @@ _CHECKS = (
         parameters=("raw_kwargs",),
         releases=">=0.30",
         why="0.30.0 refuses a misspelt diffusion_compile_* name without saying which was meant.",
-        upstream="none yet",
+        upstream="none yet: the release refuses the name, as it should; only the hint is missing",
         remove_when="the release suggests the near name",
     ),
     Graft(
@@ -146,7 +153,8 @@ _GENERIC_STAGE = (
         make=config.remember_generic_stage,
         parameters=("self", "model", "kwargs"),
         releases="<0.30",
-        why="0.28.0 ignores --deploy-config and --stage-overrides for a generic single-stage model; ours are taken from them.",
+        why="0.28.0 ignores --deploy-config and --stage-overrides for a generic single-stage model; ours are taken "
+        "from them.",
         upstream="none: the resolver was rewritten in 0.30.0",
         remove_when="0.28.0 is no longer supported",
     ),
@@ -165,7 +173,7 @@ _GENERIC_STAGE = (
         parameters=("cls", "model"),
         releases=">=0.30",
         why="0.30.0 ignores the whole --deploy-config for a generic single-stage model, in silence.",
-        upstream="none yet",
+        upstream="none yet: whether to read such a YAML or to refuse it is upstream's to decide",
         remove_when="the release reads the YAML of a generic model, or refuses it",
     ),
     Graft(
@@ -174,7 +182,7 @@ _GENERIC_STAGE = (
         parameters=("cls", "model", "kwargs"),
         releases=">=0.30",
         why="Second half of the row above: our keys and enforce_eager take effect, and what does not is named.",
-        upstream="none yet",
+        upstream="none yet: see the row above",
         remove_when="the release reads the YAML of a generic model, or refuses it",
     ),
 )
@@ -194,7 +202,7 @@ _FLAGS = (
         make=cli.name_flags_without_effect,
         parameters=("self", "args"),
         why="--compilation-config and -O are accepted and reach no diffusion stage; the user is told.",
-        upstream="none yet",
+        upstream="none yet: the flags are valid, they only have no effect on these stages",
         remove_when="the release says so itself",
     ),
 )
@@ -239,7 +247,7 @@ _COMPILE = (
         adds=True,
         native=_natively_compiles_vae,
         why="With worker processes only the worker knows what was compiled; the warmup asks it by RPC.",
-        upstream="none yet",
+        upstream="none yet: only the warmup of this package asks for it",
         remove_when="the release reports compilations to the engine",
     ),
 )
@@ -250,7 +258,8 @@ _WARMUP = (
         make=engine.real_request_after_dummy_run,
         parameters=("self",),
         native=_natively_compiles_vae,
-        why="The dummy run takes other branches than a request (13 model files), so users met uncompiled code after ready.",
+        why="The dummy run takes other branches than a request (13 model files), so users met uncompiled code after "
+        "ready.",
         upstream=_VAE_COMPILE,
         remove_when=_HAS_VAE_COMPILE,
     ),
@@ -259,7 +268,8 @@ _WARMUP = (
         make=engine.further_sizes_after_warmup,
         parameters=("self",),
         native=_natively_compiles_vae,
-        why="dynamic=None compiles decode as static at its first size and as dynamic at its second: the user waited for that.",
+        why="dynamic=None compiles decode as static at its first size and as dynamic at its second: the user waited "
+        "for that.",
         upstream="none yet: pull request 6010 warms one size",
         remove_when="the release warms decode at a second size",
     ),

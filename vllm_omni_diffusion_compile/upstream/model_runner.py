@@ -18,7 +18,9 @@ _LEFT_ALONE: Mapping[str, Mapping[str, str]] = {
         "*": "MiniMax-H3 decodes with decode_latent, and compiling would switch its faster fused VAE kernels off",
     },
     "LancePipeline": {"*": "Lance decodes with decode_video, not decode"},
-    "LingBotWorldCausalDMDPipeline": {"*": "LingBot-World decodes chunk by chunk with its streaming decoder, not with decode"},
+    "LingBotWorldCausalDMDPipeline": {
+        "*": "LingBot-World decodes chunk by chunk with its streaming decoder, not with decode"
+    },
 }
 
 _outcomes: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
@@ -81,7 +83,9 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
 
     runner = self.model_runner
     paths = [outcome.path for outcome in _outcomes.get(runner, ()) if outcome.state == "compiled"]
-    decodes = [decode for path in paths if isinstance(decode := resolve(runner.pipeline, f"{path}.decode"), FallbackCallable)]
+    decodes = [
+        decode for path in paths if isinstance(decode := resolve(runner.pipeline, f"{path}.decode"), FallbackCallable)
+    ]
     return {
         "generic": _generic_compile(runner),
         "graphs": compiled_graphs(),
@@ -103,5 +107,7 @@ def _left_alone(runner: Any) -> dict[str, str]:
         reasons = dict(_LEFT_ALONE.get(cls.__name__, {})) | reasons
     ranks = getattr(getattr(runner.od_config, "parallel_config", None), "vae_patch_parallel_size", 1) or 1
     if ranks > 1:
-        reasons.setdefault("*", f"it runs collectives over {ranks} ranks, and one that fell back alone would hang the others")
+        reasons.setdefault(
+            "*", f"it runs collectives over {ranks} ranks, and one that fell back alone would hang the others"
+        )
     return reasons

@@ -1,4 +1,4 @@
-"""Warmup through the ordinary request path: one request, then further sizes until decode meets a new one without compiling."""
+"""Warmup through the ordinary request path: one request, then further sizes until decode compiles nothing for one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def first_request(send: Send, ask: Ask, dummy_steps: int) -> Iterator[Warmed]:
 def further_requests(send: Send, ask: Ask, steps: int) -> Iterator[Warmed]:
     """Send requests of further sizes until one of them compiled nothing in decode, or failed.
 
-    Nothing is sent when no decode is compiled, or when the workers cannot be asked: then nothing would say when to stop.
+    Nothing is sent when no decode is compiled, or when the workers cannot be asked: then nothing would say when to
+    stop.
     """
     for size in FURTHER:
         facts = ask()
