@@ -1,0 +1,41 @@
+# `make` lists what there is.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The vLLM-Omni releases that are tested; the development tools are taken from the environment of the last one.
+RELEASES := 0.28.0 0.30.0
+RELEASE := $(lastword $(RELEASES))
+BIN := $(CURDIR)/.venvs/$(RELEASE)/bin
+export PATH := $(BIN):$(PATH)
+export PRE_COMMIT_HOME ?= $(CURDIR)/.cache/pre-commit
+
+.PHONY: help
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | sort | while IFS=$$'\t' read -r target text; do printf '%-10s %s\n' "$$target" "$$text"; done
+
+.PHONY: env
+env:  ## the environment of the newest tested release, in .venvs/
+	@tools/environment/create.sh $(RELEASE)
+
+.PHONY: env-all
+env-all:  ## the environments of all tested releases
+	@for release in $(RELEASES); do tools/environment/create.sh "$$release"; done
+
+.PHONY: lint
+lint: env  ## ruff, mypy, import-linter, codespell and the checks of tools/pre_commit, on all files
+	pre-commit run --all-files
+
+.PHONY: format
+format: env  ## write what ruff can fix and format
+	ruff check --fix-only .
+	ruff format .
+
+.PHONY: docs
+docs: env  ## render docs/grafts.md and docs/options.md
+	python -m tools.pre_commit.render_docs
+
+.PHONY: clean
+clean:  ## remove caches and build output; the environments stay
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .cache/pre-commit build dist
+	find . -name __pycache__ -not -path './.venvs/*' -prune -exec rm -rf {} +
