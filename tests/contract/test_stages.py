@@ -1,0 +1,208 @@
+"""From command line, deploy YAML and keyword arguments to the engine arguments of a diffusion stage."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
+
+pytestmark = pytest.mark.contract
+NAME = "diffusion_compile_vae"
+THREE = (NAME, "diffusion_compile_dynamic", "diffusion_compile_granularity")
+
+
+@pytest.fixture
+def generic_model(tmp_path: Path) -> str:
+    """A model that no registered pipeline claims; resolving its stages reads the index alone."""
+    model = tmp_path / "generic"
+    model.mkdir()
+    (model / "model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinPipeline"}))
+    (model / "transformer").mkdir()
+    (model / "transformer" / "config.json").write_text("{}")
+    return str(model)
+
+
+@pytest.fixture
+def registered_pipeline() -> Iterator[str]:
+    """A two-stage pipeline of which the second one is diffusion."""
+    name = "tiny_two_stage"
+    OMNI_PIPELINES[name] = PipelineConfig(
+        model_type=name,
+        model_arch="Flux2KleinPipeline",
+        stages=(
+            StagePipelineConfig(
+                stage_id=0,
+                model_stage="thinker",
+                execution_type=StageExecutionType.LLM_AR,
+                input_sources=(),
+                model_arch="Qwen3ForCausalLM",
+            ),
+            StagePipelineConfig(
+                stage_id=1,
+                model_stage="dit",
+                execution_type=StageExecutionType.DIFFUSION,
+                input_sources=(0,),
+                final_output=True,
+                final_output_type="image",
+                model_arch="Flux2KleinPipeline",
+            ),
+        ),
+    )
+    yield name
+    del OMNI_PIPELINES[name]
+
+
+def engine_args(stage: Any) -> dict[str, Any]:
+    """Engine arguments of a resolved stage, whatever the release keeps them in."""
+    if hasattr(stage, "diffusion_config") and stage.diffusion_config is not None:
+        return {name: getattr(stage.diffusion_config, name) for name in THREE} | {
+            "enforce_eager": stage.model_config.enforce_eager
+        }
+    if hasattr(stage, "engine_args"):
+        return dict(stage.engine_args)
+    return {}
+
+
+def resolve(
+    model: str, release: tuple[int, int], deploy: Path | None = None, overrides: Any = None, **kwargs: Any
+) -> list[dict[str, Any]]:
+    """Resolve stages through the entry point that the release's own engine calls."""
+    given = dict(kwargs)
+    if deploy is not None:
+        given["deploy_config"] = str(deploy)
+    if overrides is not None:
+        given["stage_overrides"] = overrides
+    if release >= (0, 30):
+        from vllm_omni.engine.omni_engine_base import OmniEngineBase as Engine
+    else:
+        from vllm_omni.engine.async_omni_engine import AsyncOmniEngine as Engine
+    engine = object.__new__(Engine)
+    engine._omni_lb_policy = "random"
+    _, stages = engine._resolve_stage_configs(model, given, trust_remote_code=None)
+    return [engine_args(stage) for stage in stages]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_the_default_stage_compiles_the_vae(generic_model: str, release: tuple[int, int]) -> None:
+    (stage,) = resolve(generic_model, release)
+    assert stage[NAME] is True
+
+
+def test_keywords_and_flags_reach_the_default_stage(generic_model: str, release: tuple[int, int]) -> None:
+    (stage,) = resolve(
+        generic_model,
+        release,
+        diffusion_compile_vae=False,
+        diffusion_compile_dynamic=False,
+        diffusion_compile_granularity="full",
+    )
+    assert [stage[name] for name in THREE] == [False, False, "full"]
+
+
+def test_a_near_miss_is_refused_before_a_stage_is_built(generic_model: str, release: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="diffusion_compile_vea.*did you mean 'diffusion_compile_vae'"):
+        resolve(generic_model, release, diffusion_compile_vea=False)
+
+
+def test_stage_overrides_reach_a_generic_model(generic_model: str, release: tuple[int, int]) -> None:
+    (stage,) = resolve(
+        generic_model, release, overrides=json.dumps({"0": {NAME: False, "diffusion_compile_dynamic": False}})
+    )
+    assert stage[NAME] is False
+    assert stage["diffusion_compile_dynamic"] is False
+
+
+def test_the_yaml_of_a_generic_model_takes_effect(generic_model: str, release: tuple[int, int], tmp_path: Path) -> None:
+    deploy = write(
+        tmp_path / "deploy.yaml",
+        f"stages:\n- stage_id: 0\n  {NAME}: false\n  diffusion_compile_dynamic: false\n"
+        "  diffusion_compile_granularity: full\n  enforce_eager: true\n",
+    )
+    (stage,) = resolve(generic_model, release, deploy)
+    assert [stage[name] for name in THREE] == [False, False, "full"]
+    assert stage["enforce_eager"] is True
+
+
+def test_the_command_line_wins_over_the_yaml_and_overrides_over_both(
+    generic_model: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    deploy = write(
+        tmp_path / "deploy.yaml", f"stages:\n- stage_id: 0\n  {NAME}: false\n  diffusion_compile_dynamic: false\n"
+    )
+    (stage,) = resolve(generic_model, release, deploy, diffusion_compile_vae=True)
+    assert stage[NAME] is True
+    assert stage["diffusion_compile_dynamic"] is False
+    (stage,) = resolve(
+        generic_model, release, deploy, {"0": {"diffusion_compile_dynamic": True}}, diffusion_compile_vae=True
+    )
+    assert stage["diffusion_compile_dynamic"] is True
+
+
+def test_what_the_yaml_of_a_generic_model_cannot_set_is_named(
+    generic_model: str,
+    release: tuple[int, int],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    deploy = write(tmp_path / "deploy.yaml", f"stages:\n- stage_id: 0\n  {NAME}: false\n  vae_use_tiling: true\n")
+    resolve(generic_model, release, deploy)
+    (warning,) = {record.getMessage() for record in caplog.records if "no deploy YAML" in record.getMessage()}
+    assert "vae_use_tiling" in warning and str(deploy) in warning
+    assert f"have no effect: {NAME}" not in warning
+
+
+def test_a_near_miss_in_the_yaml_of_a_generic_model_is_refused(
+    generic_model: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    deploy = write(tmp_path / "deploy.yaml", "stages:\n- stage_id: 0\n  diffusion_compile_vea: false\n")
+    with pytest.raises(ValueError, match="diffusion_compile_vea"):
+        resolve(generic_model, release, deploy)
+
+
+def test_a_yaml_is_forgotten_before_the_next_model(
+    generic_model: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    deploy = write(tmp_path / "deploy.yaml", f"stages:\n- stage_id: 0\n  {NAME}: false\n")
+    assert resolve(generic_model, release, deploy)[0][NAME] is False
+    assert resolve(generic_model, release)[0][NAME] is True
+
+
+def test_the_yaml_of_a_registered_pipeline_reaches_its_diffusion_stage_alone(
+    generic_model: str, registered_pipeline: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    deploy = write(
+        tmp_path / "deploy.yaml",
+        f"pipeline: {registered_pipeline}\nasync_chunk: false\n"
+        f"stages:\n- stage_id: 0\n- stage_id: 1\n  {NAME}: false\n",
+    )
+    thinker, dit = resolve(generic_model, release, deploy)
+    assert dit[NAME] is False
+    assert NAME not in thinker
+    thinker, dit = resolve(generic_model, release, deploy, {"1": {NAME: True}})
+    assert dit[NAME] is True
+    assert NAME not in thinker
+
+
+def test_a_flag_reaches_the_diffusion_stage_of_a_registered_pipeline(
+    generic_model: str, registered_pipeline: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    deploy = write(
+        tmp_path / "deploy.yaml",
+        f"pipeline: {registered_pipeline}\nasync_chunk: false\nstages:\n- stage_id: 0\n- stage_id: 1\n",
+    )
+    thinker, dit = resolve(generic_model, release, deploy, diffusion_compile_vae=False, diffusion_compile_dynamic=False)
+    assert dit[NAME] is False
+    # 0.28.0 hands a global flag to every stage and drops it there when the stage's engine is built; as its neighbour.
+    assert (NAME in thinker) == ("diffusion_compile_dynamic" in thinker)
