@@ -22,6 +22,19 @@ env:  ## the environment of the newest tested release, in .venvs/
 env-all:  ## the environments of all tested releases
 	@for release in $(RELEASES); do tools/environment/create.sh "$$release"; done
 
+ARGS ?=
+
+.PHONY: demo
+demo: env  ## serve a tiny model with and without the package and compare; ARGS="..." goes to our arm's vllm serve
+	python -m tools.demo $(ARGS)
+
+# The serve tests start servers that use both cores: one after the other. The rest runs two abreast.
+.PHONY: test
+test: env-all  ## the whole suite against 0.30.0, the contract suite against 0.28.0 too
+	pytest -n 2 -m "not serve"
+	pytest -m serve
+	for release in $(filter-out $(RELEASE),$(RELEASES)); do .venvs/$$release/bin/python -m pytest -n 2 tests/contract; done
+
 .PHONY: lint
 lint: env  ## ruff, mypy, import-linter, codespell and the checks of tools/pre_commit, on all files
 	pre-commit run --all-files

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters  # see events.py; read in place, since this runs at every call
 
-from vllm_omni_diffusion_compile.compile.events import compiled_graphs
 from vllm_omni_diffusion_compile.compile.state import CallState, restore
 
 
@@ -49,7 +49,7 @@ class FallbackCallable:
         self._compiled: Callable[..., Any] | None = compiled
         self._on_fallback = on_fallback
         self._passes_through = passes_through
-        self._state = CallState(eager)
+        self._capture = CallState(eager).capture
         self._lock = threading.Lock()
 
     @property
@@ -62,8 +62,8 @@ class FallbackCallable:
         compiled = self._compiled
         if compiled is None:
             return self._eager(*args, **kwargs)
-        before = self._state.capture(args, kwargs)
-        graphs = compiled_graphs()
+        before = self._capture(args, kwargs)
+        graphs = counters["stats"]["unique_graphs"]
         try:
             return compiled(*args, **kwargs)
         except self._passes_through:
@@ -71,7 +71,7 @@ class FallbackCallable:
         except Exception as error:  # noqa: BLE001 - eager decides whose fault it was
             failure = _without_frames(error)
         finally:
-            self.graphs += compiled_graphs() - graphs
+            self.graphs += counters["stats"]["unique_graphs"] - graphs
         # Outside of the except block, so that nothing keeps the tensors of the failed call alive while eager runs.
         restore(before)
         if isinstance(failure, torch.OutOfMemoryError):

@@ -1,0 +1,112 @@
+"""The flags of `vllm serve --omni`, on the parser that the installed release builds."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.contract
+FLAG = "--diffusion-compile-vae"
+
+
+@pytest.fixture(scope="module")
+def parser() -> Any:
+    """The parser as `vllm serve MODEL --omni` builds it; building it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["vllm", "serve", "MODEL", "--omni"])
+        from vllm_omni.entrypoints.cli.serve import OmniServeCommand
+        from vllm_omni.utils.tracking_parser import TrackingArgumentParser
+
+        root = TrackingArgumentParser()
+        command = OmniServeCommand()
+        command.subparser_init(root.add_subparsers(dest="subparser"))
+        yield root
+
+
+def parse(parser: Any, *flags: str) -> Any:
+    return parser.parse_args(["serve", "MODEL", "--omni", *flags])
+
+
+@pytest.mark.parametrize(("flags", "value"), [((), None), ((FLAG,), True), (("--no-diffusion-compile-vae",), False)])
+def test_the_flag_says_yes_no_or_nothing(parser: Any, flags: tuple[str, ...], value: bool | None) -> None:
+    args = parse(parser, *flags)
+    assert args.diffusion_compile_vae is value
+    # Only what the user typed is handed on; a default would win over the deploy YAML.
+    assert ("diffusion_compile_vae" in args.get_explicit_kwargs_dict()) == (value is not None)
+
+
+def test_its_neighbours_still_work(parser: Any) -> None:
+    args = parse(parser, "--diffusion-compile-granularity", "full", "--no-diffusion-compile-dynamic", FLAG)
+    given = args.get_explicit_kwargs_dict()
+    assert given["diffusion_compile_granularity"] == "full"
+    assert given["diffusion_compile_dynamic"] is False
+    assert given["diffusion_compile_vae"] is True
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (f"{FLAG}=maybe",),
+        ("--diffusion-compile-granularity", "half"),
+        ("--diffusion-compile-vea",),
+        ("--no-diffusion-compile-granularity",),
+    ],
+)
+def test_bad_values_are_a_usage_error_that_names_the_flag(
+    parser: Any, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(parser, *flags)
+    assert stopped.value.code == 2
+    assert flags[0].partition("=")[0] in capsys.readouterr().err
+
+
+def test_the_help_shows_the_three_flags(parser: Any) -> None:
+    text = serve_parser(parser).format_help()
+    for flag in (FLAG, "--no-diffusion-compile-vae", "--diffusion-compile-granularity", "--diffusion-compile-dynamic"):
+        assert flag in text
+
+
+def serve_parser(parser: Any) -> Any:
+    (subparsers,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return subparsers.choices["serve"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--compilation-config", '{"mode": 3}'), "--compilation-config"),
+        (("-O2",), "--optimization-level (-O)"),
+        (("-O", "1"), "--optimization-level (-O)"),
+        (("-cc.mode=3",), "--compilation-config"),
+        ((), None),
+    ],
+)
+def test_flags_without_effect_on_diffusion_stages_are_named(
+    parser: Any,
+    flags: tuple[str, ...],
+    named: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm_omni.diffusion.utils import hf_utils
+    from vllm_omni.entrypoints.cli.serve import OmniServeCommand
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(hf_utils, "is_diffusion_model", lambda *_, **__: True)
+    OmniServeCommand().validate(parse(parser, *flags))
+    warnings = {text for text in caplog.messages if "reaches language-model stages only" in text}
+    assert len(warnings) == (named is not None)
+    assert all(named is not None and named in text for text in warnings)
+
+
+def test_a_language_model_server_is_not_told_anything(parser: Any, caplog: pytest.LogCaptureFixture) -> None:
+    from vllm_omni_diffusion_compile.upstream.cli import name_flags_without_effect
+
+    name_flags_without_effect(lambda *_: None)(None, SimpleNamespace(explicit_keys={"compilation_config"}, omni=False))
+    assert caplog.messages == []
