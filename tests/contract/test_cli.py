@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from vllm_omni_diffusion_compile.upstream import cli
 
 pytestmark = pytest.mark.contract
 FLAG = "--diffusion-compile-vae"
@@ -66,15 +66,21 @@ def test_bad_values_are_a_usage_error_that_names_the_flag(
     assert flags[0].partition("=")[0] in capsys.readouterr().err
 
 
-def test_the_help_shows_the_three_flags(parser: Any) -> None:
-    text = serve_parser(parser).format_help()
+def test_the_help_shows_the_three_flags(parser: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(parser, "--help=all")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
     for flag in (FLAG, "--no-diffusion-compile-vae", "--diffusion-compile-granularity", "--diffusion-compile-dynamic"):
         assert flag in text
 
 
-def serve_parser(parser: Any) -> Any:
-    (subparsers,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return subparsers.choices["serve"]
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What our adapter of the command line warns of."""
+    texts: list[str] = []
+    monkeypatch.setattr(cli.logger, "warning", lambda text, *args: texts.append(text % args))
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -88,25 +94,18 @@ def serve_parser(parser: Any) -> Any:
     ],
 )
 def test_flags_without_effect_on_diffusion_stages_are_named(
-    parser: Any,
-    flags: tuple[str, ...],
-    named: str | None,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    parser: Any, flags: tuple[str, ...], named: str | None, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm_omni.diffusion.utils import hf_utils
     from vllm_omni.entrypoints.cli.serve import OmniServeCommand
 
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(hf_utils, "is_diffusion_model", lambda *_, **__: True)
     OmniServeCommand().validate(parse(parser, *flags))
-    warnings = {text for text in caplog.messages if "reaches language-model stages only" in text}
     assert len(warnings) == (named is not None)
     assert all(named is not None and named in text for text in warnings)
 
 
-def test_a_language_model_server_is_not_told_anything(parser: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from vllm_omni_diffusion_compile.upstream.cli import name_flags_without_effect
-
-    name_flags_without_effect(lambda *_: None)(None, SimpleNamespace(explicit_keys={"compilation_config"}, omni=False))
-    assert caplog.messages == []
+def test_a_language_model_server_is_not_told_anything(warnings: list[str]) -> None:
+    args = SimpleNamespace(explicit_keys={"compilation_config"}, omni=False)
+    cli.name_flags_without_effect(lambda *_: None)(None, args)
+    assert warnings == []

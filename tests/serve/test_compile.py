@@ -1,0 +1,131 @@
+"""The compile features in a real server: settings, compiled VAE decode, and nothing compiled after ready."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.serve.server import Server
+from tools.demo.trace import Counts, count
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
+
+PROBE = {"PYTHONPATH": str(Path(__file__).parent / "probe")}
+READY_S = 600.0
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def draw(server: Server, size: str, steps: int = 2) -> np.ndarray:
+    (png,) = server.images("a lighthouse", size=size, num_inference_steps=steps, seed=1, n=1)
+    picture = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=np.float64)
+    width, height = map(int, size.split("x"))
+    assert picture.shape == (height, width, 3)
+    return picture
+
+
+def psnr(picture: np.ndarray, reference: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of 8-bit pictures, in dB."""
+    return float(10 * np.log10(255**2 / max(np.mean((picture - reference) ** 2), 1e-12)))
+
+
+def messages(server: Server) -> list[str]:
+    return ANSI.sub("", server.log).splitlines()
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Caches that the compiling servers of this module share: the later ones start in half the time."""
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trace")
+
+
+@pytest.fixture(scope="module")
+def compiled(klein: Path, caches: Path, trace: Path) -> Iterator[tuple[Server, float]]:
+    """A server with the default settings, and when it was ready."""
+    with Server(klein, env=PROBE | {"TORCH_TRACE": str(trace)}, caches=caches, ready_timeout_s=READY_S) as server:
+        yield server, time.time()
+
+
+@pytest.fixture(scope="module")
+def eager(klein: Path) -> Iterator[Server]:
+    """An eager server with worker processes and every setting off its default."""
+    processes = ("--distributed-executor-backend", "mp")
+    settings = ("--enforce-eager", "--no-diffusion-compile-vae", "--no-diffusion-compile-dynamic")
+    scope = ("--diffusion-compile-granularity", "full")
+    with Server(klein, *processes, *settings, *scope, env=PROBE, ready_timeout_s=READY_S) as server:
+        yield server
+
+
+def test_no_user_waits_for_the_compiler(compiled: tuple[Server, float], trace: Path) -> None:
+    server, ready = compiled
+    for size in ("512x512", "768x640", "256x320", "384x256", "512x512"):
+        draw(server, size)
+    counts: Counts = count(trace, ready)
+    assert counts.before > 0
+    assert counts.after == 0
+    assert counts.transformer_functions > 0
+    assert counts.vae_functions > 0
+
+
+def test_the_log_says_what_was_warmed_and_nothing_fell_back(compiled: tuple[Server, float]) -> None:
+    server, _ = compiled
+    warmed = [line for line in messages(server) if "real request-path warmup at" in line]
+    assert ["512x512" in warmed[0], "768x640" in warmed[1]] == [True, True]
+    assert "0 of them in VAE decode" in warmed[-1]
+    assert "retrying eagerly" not in server.log and "serving will continue" not in server.log
+    assert sum("vllm-omni-diffusion-compile" in line and "graft(s) applied" in line for line in messages(server)) == 1
+
+
+def test_the_picture_is_the_eager_one(compiled: tuple[Server, float], eager: Server) -> None:
+    # The two servers differ in nothing but compilation: the eager one switched all of it off.
+    assert psnr(draw(compiled[0], "256x256", steps=4), draw(eager, "256x256", steps=4)) >= 40
+
+
+def test_the_defaults_reach_the_worker(compiled: tuple[Server, float]) -> None:
+    (line,) = [line for line in messages(compiled[0]) if "PROBE worker" in line]
+    assert line.endswith("eager=False, granularity=regional, dynamic=True, vae=True")
+
+
+def test_each_flag_reaches_a_worker_process(eager: Server) -> None:
+    (line,) = [line for line in messages(eager) if "PROBE worker" in line]
+    assert line.endswith("eager=True, granularity=full, dynamic=False, vae=False")
+    assert int(re.search(r"PROBE worker (\d+)", line)[1]) != eager.pid  # type: ignore[index]
+    assert "No real request-path warmup: compilation is off (enforce_eager)" in eager.log
+
+
+def test_a_vae_that_cannot_be_compiled_is_decoded_eagerly(klein: Path, caches: Path, eager: Server) -> None:
+    with Server(klein, env=PROBE | {"PROBE_BREAK_DECODE": "1"}, caches=caches, ready_timeout_s=READY_S) as server:
+        assert psnr(draw(server, "256x256", steps=4), draw(eager, "256x256", steps=4)) >= 40
+        (line,) = [line for line in messages(server) if "disabling compilation and retrying eagerly" in line]
+    assert "vae.decode" in line and "RuntimeError: PROBE broke the compiled decode" in line
+
+
+def test_minimax_h3_is_left_alone_and_the_log_says_why(h3: Path) -> None:
+    with Server(h3, "--trust-remote-code", ready_timeout_s=READY_S) as server:
+        assert any("video_vae.decode is not compiled" in line and "decode_latent" in line for line in messages(server))
+        assert "No real request-path warmup: MiniMaxH3Pipeline takes no dummy run" in server.log
+
+
+def test_an_interrupt_while_it_warms_up_ends_the_server(klein: Path, caches: Path) -> None:
+    server = Server(klein, caches=caches)
+    server.start()
+    try:
+        deadline = time.monotonic() + 300
+        while "dummy run to warm up the model" not in server.log:
+            assert time.monotonic() < deadline, server.tail()
+            time.sleep(0.1)
+        assert server.interrupt() is not None, "still running after SIGINT"
+        assert server.processes() == []
+    finally:
+        server.stop()
