@@ -15,13 +15,14 @@ _HOST = "vllm_omni"
 
 
 def register() -> None:
-    """Arrange for vLLM-Omni to be grafted in this process; calling it again changes nothing."""
-    if _FirstImport.installed:
-        return
-    _FirstImport.installed = True
+    """Arrange for vLLM-Omni to be grafted in this process; calling it again changes nothing.
+
+    Raises:
+        GraftError: A graft does not hold on the installed release. Nothing stays grafted; the next call says so again.
+    """
     if _HOST in sys.modules or "--omni" in sys.argv:
         _activate()
-    else:
+    elif not any(isinstance(finder, _FirstImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FirstImport())
 
 
@@ -31,14 +32,12 @@ class _FirstImport:
     It does not derive from `importlib.abc.MetaPathFinder`, whose import costs more than all of `register`.
     """
 
-    installed = False
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname == _HOST:
-            sys.meta_path.remove(self)
             _activate()
+            sys.meta_path.remove(self)
         return None
 
 

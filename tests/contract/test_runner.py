@@ -17,12 +17,6 @@ from vllm_omni.errors import OmniClientError
 pytestmark = pytest.mark.contract
 
 
-@pytest.fixture(autouse=True)
-def propagate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let caplog see the host's log lines."""
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-
-
 class Vae(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +71,6 @@ def test_declared_components_are_compiled_once_each(
         model=SimpleNamespace(audio_vae=audio),
         _vae_modules=["vae", "alias", "model.audio_vae", "gone.vae"],
     )
-    caplog.set_level(logging.INFO)
     runner_of(pipeline)._compile_vae_decodes()
     assert recorder.options == [{"mode": "default", "fullgraph": False, "dynamic": None}] * 2
     assert vae.decode(torch.ones(1))[0] == "compiled"
@@ -159,7 +152,6 @@ def test_what_should_not_be_compiled_is_left_alone_and_said(
     monkeypatch.setattr(torch, "compile", recorder)
     pipeline = type(pipeline_name, (), {"_vae_modules": ["video_vae"]})()
     pipeline.video_vae = Vae()
-    caplog.set_level(logging.INFO)
     runner_of(pipeline, **config)._compile_vae_decodes()
     assert recorder.options == []
     assert any(reason in record.getMessage() and record.levelno == logging.INFO for record in caplog.records)

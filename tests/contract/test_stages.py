@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,12 +154,21 @@ def test_what_the_yaml_of_a_generic_model_cannot_set_is_named(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    deploy = write(tmp_path / "deploy.yaml", f"stages:\n- stage_id: 0\n  {NAME}: false\n  vae_use_tiling: true\n")
+    deploy = write(
+        tmp_path / "deploy.yaml",
+        f"dtype: float32\nstages:\n- stage_id: 0\n  {NAME}: false\n  vae_use_tiling: true\n"
+        f"- stage_id: 1\n  {NAME}: true\n",
+    )
     resolve(generic_model, release, deploy)
     (warning,) = {record.getMessage() for record in caplog.records if "no deploy YAML" in record.getMessage()}
-    assert "vae_use_tiling" in warning and str(deploy) in warning
-    assert f"have no effect: {NAME}" not in warning
+    assert f"have no effect: dtype, stages[0].vae_use_tiling, stages[1].{NAME}, stages[1].stage_id." in warning
+    assert str(deploy) in warning
+
+
+def test_a_setting_outside_of_a_stage_is_refused(generic_model: str, release: tuple[int, int], tmp_path: Path) -> None:
+    deploy = write(tmp_path / "deploy.yaml", f"{NAME}: false\nstages:\n- stage_id: 0\n")
+    with pytest.raises(ValueError, match=f"{NAME} stands outside of a stage"):
+        resolve(generic_model, release, deploy)
 
 
 def test_a_near_miss_in_the_yaml_of_a_generic_model_is_refused(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import os
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -39,7 +42,6 @@ class Workers:
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Builds an engine as the upstream project's own tests do, which records requests and answers them."""
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(diffusion_engine, "supports_multimodal_input", lambda config: (True, False))
     monkeypatch.setattr(diffusion_engine, "get_dummy_run_num_frames", lambda name, audio: 1)
 
@@ -119,6 +121,67 @@ def test_an_exception_is_logged_and_serving_goes_on(
     assert "worker said no" in caplog.text and "serving will continue" in caplog.text
 
 
+def test_a_configuration_without_the_setting_is_left_to_the_release(build: Callable[..., Any]) -> None:
+    # The upstream project's own tests build engines whose configuration knows nothing of it.
+    engine = build()
+    del engine.od_config.diffusion_compile_vae
+    engine._dummy_run()
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [TimeoutError("hung"), [{"another": "plugin"}], [None], object()])
+def test_workers_that_cannot_be_asked_do_not_fail_the_start(build: Callable[..., Any], answer: Any) -> None:
+    def rpc(method: str, **_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    engine = build(workers=Workers([]))
+    engine.collective_rpc = rpc
+    engine.run_startup_warmup()
+    assert len(engine.requests) == 2
+    assert not engine.closed
+
+
+def test_a_request_that_cannot_be_built_does_not_fail_the_start(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build()
+    make = engine._make_dummy_request
+    engine._make_dummy_request = Mock(side_effect=[make(height=512, width=512, guidance_scale=0.0), KeyError("gone")])
+    engine.run_startup_warmup()
+    assert len(engine.requests) == 1
+    assert not engine.closed
+    assert "serving will continue" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "Runner"), reason="asyncio interrupts at once before Python 3.11")
+def test_a_server_that_was_told_to_stop_warms_no_further(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(workers=Workers([1, 1, 1, 1]))
+    # What a process started in the background inherits may ignore SIGINT, and asyncio then does too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def serve() -> None:
+        # As asyncio.run does it: the first SIGINT cancels the main task, which is busy starting.
+        os.kill(os.getpid(), signal.SIGINT)
+        engine.run_startup_warmup()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(serve_then_yield(serve))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(engine.requests) == 1
+    assert "told to stop" in caplog.text and "serving will continue" not in caplog.text
+
+
+async def serve_then_yield(serve: Callable[[], Any]) -> None:
+    await serve()
+    await asyncio.sleep(0)
+
+
 def test_a_dead_engine_is_not_swallowed(build: Callable[..., Any]) -> None:
     def answer(n: int, request: OmniDiffusionRequest) -> str | None:
         if n > 1:
@@ -175,26 +238,41 @@ def test_no_further_size_without_a_reason(build: Callable[..., Any], workers: Wo
 def test_stages_that_get_none_say_why(
     build: Callable[..., Any], caplog: pytest.LogCaptureFixture, config: dict[str, Any], reason: str
 ) -> None:
-    caplog.set_level(logging.INFO)
     engine = build(workers=Workers([1, 1]), **config)
     engine.run_startup_warmup()
     assert len(engine.requests) == 1
     assert any("No real request-path warmup" in text and reason in text for text in caplog.messages)
 
 
-def test_a_pipeline_with_its_own_compile_gets_none(build: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    engine = build(workers=Workers([1], generic=False))
+@pytest.mark.parametrize(
+    ("workers", "model"),
+    [
+        (Workers([1], generic=False), "Flux2KleinPipeline"),
+        (None, "DreamZeroPipeline"),
+        (None, "MingImageDiffusionPipeline"),
+    ],
+)
+def test_a_pipeline_that_compiles_itself_gets_none(
+    build: Callable[..., Any],
+    workers: Workers | None,
+    model: str,
+    release: tuple[int, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from vllm_omni.diffusion.registry import DiffusionModelRegistry
+
+    if DiffusionModelRegistry._try_load_model_cls(model) is None:
+        pytest.skip(f"vLLM-Omni {release} has no {model}")
+    engine = build(workers=workers, model_class_name=model)
     engine.run_startup_warmup()
     assert len(engine.requests) == 1
-    assert "setup_compile" in caplog.text
+    assert "No real request-path warmup" in caplog.text
 
 
 def test_a_model_without_a_dummy_run_gets_none(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(diffusion_engine, "get_dummy_run_num_frames", lambda name, audio: 0)
-    caplog.set_level(logging.INFO)
     engine = build(model_class_name="MiniMaxH3Pipeline")
     engine.run_startup_warmup()
     assert engine.requests == []

@@ -49,8 +49,8 @@ To switch all of them off, leave this package's two plugins, `diffusion_compile`
 every installed one. Name the plugins of others that you need:
 
 ```bash
-VLLM_PLUGINS= vllm serve MODEL --omni                    # no plugin at all
-VLLM_PLUGINS=diffusion_compile vllm serve MODEL --omni   # the compile features, without the CPU platform
+VLLM_PLUGINS=vllm_omni_register_models vllm serve MODEL --omni                     # none of ours
+VLLM_PLUGINS=diffusion_compile,vllm_omni_register_models vllm serve MODEL --omni   # without the CPU platform
 ```
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class FallbackCallable:
         on_fallback: Told the error, once, after eager gave a result that compiled did not.
         passes_through: Errors that are no failure of the call (an aborted request, a client error). They are raised as
             they are and nothing is tried again; KeyboardInterrupt and other BaseExceptions always are.
+        hold: Asked before a call as long as nothing was compiled in one: whether to run it eagerly for now.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class FallbackCallable:
         *,
         on_fallback: Callable[[Exception], None],
         passes_through: tuple[type[BaseException], ...] = (),
+        hold: Callable[[], bool] | None = None,
     ) -> None:
         functools.update_wrapper(self, eager)
         self.graphs = 0
@@ -49,8 +51,9 @@ class FallbackCallable:
         self._compiled: Callable[..., Any] | None = compiled
         self._on_fallback = on_fallback
         self._passes_through = passes_through
+        self._hold = hold
         self._capture = CallState(eager).capture
-        self._lock = threading.Lock()
+        self._failing = threading.RLock()
 
     @property
     def latched(self) -> bool:
@@ -62,6 +65,8 @@ class FallbackCallable:
         compiled = self._compiled
         if compiled is None:
             return self._eager(*args, **kwargs)
+        if not self.graphs and self._hold is not None and self._hold():
+            return self._eager(*args, **kwargs)
         before = self._capture(args, kwargs)
         graphs = counters["stats"]["unique_graphs"]
         try:
@@ -69,23 +74,25 @@ class FallbackCallable:
         except self._passes_through:
             raise
         except Exception as error:  # noqa: BLE001 - eager decides whose fault it was
+            out_of_memory = any(isinstance(link, torch.OutOfMemoryError) for link in _chain(error))
             failure = _without_frames(error)
         finally:
             self.graphs += counters["stats"]["unique_graphs"] - graphs
         # Outside of the except block, so that nothing keeps the tensors of the failed call alive while eager runs.
-        restore(before)
-        if isinstance(failure, torch.OutOfMemoryError):
-            _empty_cache()
-        result = self._eager(*args, **kwargs)
-        self._latch(failure)
+        # One thread at a time: what one puts back, another one's eager run may just have written.
+        with self._failing:
+            restore(before)
+            if out_of_memory:
+                _empty_cache()
+            result = self._eager(*args, **kwargs)
+            first, self._compiled = self._compiled is not None, None
+        if first:
+            self._on_fallback(failure)
         return result
 
-    def _latch(self, failure: Exception) -> None:
-        with self._lock:
-            if self._compiled is None:
-                return
-            self._compiled = None
-        self._on_fallback(failure)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is the eager callable: what was compiled belongs to this process and this module."""
+        return _itself, (self._eager,)
 
 
 def compile_with_fallback(
@@ -94,6 +101,7 @@ def compile_with_fallback(
     on_setup_failure: Callable[[Exception], None],
     on_fallback: Callable[[Exception], None],
     passes_through: tuple[type[BaseException], ...] = (),
+    hold: Callable[[], bool] | None = None,
     **compile_options: Any,
 ) -> tuple[Callable[..., Any], bool]:
     """Compile a callable so that the compiler cannot take a request down.
@@ -103,6 +111,7 @@ def compile_with_fallback(
         on_setup_failure: Told the error when `torch.compile` itself raises.
         on_fallback: See `FallbackCallable`.
         passes_through: See `FallbackCallable`.
+        hold: See `FallbackCallable`.
         **compile_options: Handed to `torch.compile`.
 
     Returns:
@@ -113,7 +122,8 @@ def compile_with_fallback(
     except Exception as error:  # noqa: BLE001 - whatever a backend raises while it is set up, eager is there
         on_setup_failure(error)
         return function, False
-    return FallbackCallable(function, compiled, on_fallback=on_fallback, passes_through=passes_through), True
+    call = FallbackCallable(function, compiled, on_fallback=on_fallback, passes_through=passes_through, hold=hold)
+    return call, True
 
 
 def first_line(error: BaseException) -> str:
@@ -123,13 +133,23 @@ def first_line(error: BaseException) -> str:
 
 def _without_frames(error: Exception) -> Exception:
     """Drop the tracebacks of an error and of what caused it: their frames hold the tensors of the failed call."""
+    for link in list(_chain(error)):
+        link.__traceback__ = None
+    return error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what caused it; Dynamo wraps what a backend raised."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        link.__traceback__ = None
+        yield link
         link = link.__cause__ or link.__context__
-    return error
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _empty_cache() -> None:

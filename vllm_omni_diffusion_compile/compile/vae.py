@@ -12,6 +12,8 @@ from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 # one as dynamic, and later sizes are free.
 COMPILE_OPTIONS: Mapping[str, Any] = {"mode": "default", "fullgraph": False, "dynamic": None}
 
+_NOT_CHUNKS = "chunked MP4 output goes through decode_with_chunks instead, which stays eager"
+
 State = Literal["compiled", "left alone", "not found", "set-up failed"]
 
 
@@ -22,7 +24,7 @@ class DecodeOutcome:
     Args:
         path: As declared, dotted.
         state: `compiled`, or why not.
-        reason: Why it was left alone; empty otherwise.
+        reason: Why it was left alone, or what of it stays eager; else empty.
         also: Other declared paths that name the same component.
     """
 
@@ -82,7 +84,7 @@ def _compile_decode(
     if not activated:
         return "set-up failed", ""
     component.decode = compiled
-    return "compiled", ""
+    return "compiled", _NOT_CHUNKS if hasattr(component, "decode_with_chunks") else ""
 
 
 def resolve(pipeline: Any, path: str) -> Any | None:

@@ -19,16 +19,20 @@ _watch: AfterImport | None = None
 
 
 def activate() -> None:
-    """Graft what is imported, watch for what is not, and say so in one line.
+    """Graft what is imported, watch for what is not, and say so in one line; once a process.
 
     Raises:
-        GraftError: A graft does not hold on the installed release; nothing of that module was touched.
+        GraftError: A graft does not hold on the installed release; everything is put back.
     """
     global _watch
     if _watch is not None:
         return
     _watch = AfterImport({graft.module for graft in GRAFTS}, _graft)
-    _watch.install()
+    try:
+        _watch.install()
+    except BaseException:
+        deactivate()
+        raise
     _say_once()
 
 

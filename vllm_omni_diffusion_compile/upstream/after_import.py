@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
@@ -22,6 +23,7 @@ class AfterImport:
     def __init__(self, names: Iterable[str], callback: Callable[[ModuleType], None]) -> None:
         self._waiting = set(names)
         self._callback = callback
+        self._searching = threading.local()
 
     def install(self) -> None:
         """Call back for what is imported already, then watch for the rest."""
@@ -38,13 +40,13 @@ class AfterImport:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._waiting:
+        if fullname not in self._waiting or getattr(self._searching, "name", None) == fullname:
             return None
-        self._waiting.discard(fullname)  # the search below comes past here again
+        self._searching.name = fullname  # the search comes past here again, in this thread
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._waiting.add(fullname)
+            self._searching.name = None
         if spec is None or spec.loader is None:
             return None
         run_body = spec.loader.exec_module

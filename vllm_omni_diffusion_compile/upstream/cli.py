@@ -21,11 +21,14 @@ _LANGUAGE_MODEL_FLAGS = {
 }
 
 
-def add_flags(add_cli_args: Callable[..., Any]) -> Callable[..., Any]:
+def add_flags(add_cli_args: Callable[..., Any], *, missing: Callable[[], bool]) -> Callable[..., Any]:
+    """Add the flag to a parser for `--omni`, if the release lacks it when the parser is built."""
+
     @functools.wraps(add_cli_args)
     def with_flags(parser: Any, *args: Any, **kwargs: Any) -> Any:
         parser = add_cli_args(parser, *args, **kwargs)
-        if "--omni" in sys.argv and _FLAG not in parser._option_string_actions:
+        omni = "--omni" in sys.argv or "--omni" in (getattr(parser, "usage", None) or "")
+        if omni and missing() and _FLAG not in parser._option_string_actions:
             group = parser.add_argument_group(
                 title="DiffusionCompileConfig", description="Configuration of vllm-omni-diffusion-compile."
             )

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
+
 
 def add_compile_callable(_: None) -> Callable[..., tuple[Callable[..., Any], bool]]:
     return compile_callable_with_fallback
@@ -52,5 +54,6 @@ def compile_callable_with_fallback(
         on_setup_failure=setup_failed,
         on_fallback=fell_back,
         passes_through=(DiffusionRequestAbortedError, OmniClientError),
+        hold=told_to_stop,  # the first compilation takes longest, and would delay a stop during start-up
         **compile_options,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.settings import NAMES, VAE, refuse_near_misses
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
@@ -43,7 +46,7 @@ def for_diffusion_stages(constant: dict[Any, Any]) -> dict[Any, Any]:
 def check_type(post_init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(post_init)
     def __post_init__(self: Any) -> None:
-        value = getattr(self, VAE)
+        value = getattr(self, VAE, True)
         if not isinstance(value, bool):
             raise TypeError(f"{VAE} must be a bool, got {type(value)!r}")
         post_init(self)
@@ -54,7 +57,8 @@ def check_type(post_init: Callable[..., None]) -> Callable[..., None]:
 def refuse_full_with_distributed_offload(post_init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(post_init)
     def __post_init__(self: Any) -> None:
-        if self.diffusion_compile_granularity == "full" and self.enable_distributed_layerwise_offload:
+        full = getattr(self, "diffusion_compile_granularity", None) == "full"
+        if full and getattr(self, "enable_distributed_layerwise_offload", False):
             raise ValueError(
                 "diffusion_compile_granularity='full' is incompatible with distributed layerwise offload; "
                 "use 'regional' compilation instead"
@@ -141,34 +145,51 @@ def apply_ignored_yaml(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deploy_settings(path: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a deploy YAML's first stage says of our settings, where `given` (command line, keywords) says nothing."""
+    """What the first stage of a deploy YAML says of our settings, where `given` (flags, keywords) says nothing.
+
+    Everything else in the file is named, since vLLM-Omni reads none of it.
+
+    Raises:
+        SettingError: One of our settings is misspelt, or stands outside of a stage.
+    """
     if path is None:
         return {}
     from vllm_omni.config.config_factory import StageConfigFactory
 
-    deploy = StageConfigFactory._load_user_deploy_config(path)
+    deploy = StageConfigFactory._load_user_deploy_config(
+        path
+    )  # finds it as the release does, and merges what it extends
     stage = next((stage for stage in deploy.stages if stage.stage_id == 0), None)
+    _name_ignored(path)
     if stage is None:
         return {}
     refuse_near_misses(stage.engine_extras, _host_fields())
-    said = {
-        field.name: getattr(stage, field.name) for field in dataclasses.fields(stage) if field.name != "engine_extras"
-    }
-    ignored = sorted(
-        name
-        for field in dataclasses.fields(stage)
-        if (name := field.name) not in (*_FROM_YAML, "stage_id", "engine_extras")
-        and field.default is not dataclasses.MISSING
-        and said[name] != field.default
-    )
-    ignored += sorted(set(stage.engine_extras) - set(_FROM_YAML))
+    said = {name: getattr(stage, name, None) for name in _FROM_YAML}
+    return {name: value for name, value in said.items() if value is not None and given.get(name) is None}
+
+
+def _name_ignored(path: str) -> None:
+    file = Path(path)
+    if not file.is_file():
+        return  # one of vLLM-Omni's own, found by its name
+    content = yaml.safe_load(file.read_text())
+    top = content if isinstance(content, dict) else {}
+    refuse_near_misses(top)
+    misplaced = sorted(set(top) & set(NAMES))
+    if misplaced:
+        raise SettingError(f"{path}: {', '.join(misplaced)} stands outside of a stage; put it below `stages:`")
+    ignored = sorted(set(top) - {"stages"})
+    for stage in top.get("stages") or ():
+        number = stage.get("stage_id")
+        keys = set(stage) | set(stage.get("engine_args") or ())
+        read = {*_FROM_YAML, "stage_id", "engine_args"} if number == 0 else set()
+        ignored += [f"stages[{number}].{key}" for key in sorted(keys - read)]
     if ignored:
         logger.warning(
             "%s: vLLM-Omni reads no deploy YAML for a generic single-stage model, so these keys have no effect: %s. "
-            "Give them on the command line. Taken from it: %s.",
+            "Give them on the command line. Taken from stage 0: %s.",
             path, ", ".join(ignored), ", ".join(_FROM_YAML),
         )  # fmt: skip
-    return {name: said[name] for name in _FROM_YAML if said.get(name) is not None and given.get(name) is None}
 
 
 def _host_fields() -> frozenset[str]:

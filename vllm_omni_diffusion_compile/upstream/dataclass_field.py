@@ -1,9 +1,11 @@
-"""One more field on an existing dataclass, computed without touching the class."""
+"""One more field on an existing dataclass: what the class would look like, and pydantic's second look at it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +30,17 @@ class NewField:
     after: str
 
 
-def with_field(cls: type, new: NewField) -> dict[str, Any]:
+def with_field(cls: type, new: NewField, theirs: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the attributes that `cls` would have with one more field at the end.
 
     The dataclass machinery itself generates them, on a throw-away class with the same fields: equality, repr, `replace`
-    and the constructor are thus exactly what the author of `cls` would have got.
+    and the constructor are what the author of `cls` would have got.
+
+    Args:
+        cls: The class; it is not changed.
+        new: The field.
+        theirs: Attributes that another plugin has put there. A constructor of theirs is called and hands nothing of the
+            new field on; anything else of theirs stays as it is, and does not know the field.
     """
     params = cls.__dataclass_params__  # type: ignore[attr-defined]
     fields: dict[str, dataclasses.Field[Any]] = {
@@ -50,15 +58,41 @@ def with_field(cls: type, new: NewField) -> dict[str, Any]:
         init=params.init, repr=params.repr, eq=params.eq,
         order=params.order, unsafe_hash=params.unsafe_hash, frozen=params.frozen,
     )  # fmt: skip
-    changed = {name: vars(twin)[name] for name in _GENERATED if name in vars(twin) and name in vars(cls)}
+    changed = {
+        name: vars(twin)[name] for name in _GENERATED if name in vars(twin) and name in vars(cls) and name not in theirs
+    }
+    if "__init__" in theirs and not _is_pydantic(cls):
+        changed["__init__"] = _around(vars(cls)["__init__"], new)
     changed["__annotations__"] = vars(cls).get("__annotations__", {}) | {new.name: new.annotation}
     changed[new.name] = new.default
     return changed
 
 
-def rebuild(cls: type) -> None:
-    """Have pydantic look at the fields of a pydantic dataclass again; nothing for a plain one."""
-    if "__pydantic_validator__" in vars(cls):
-        from pydantic.dataclasses import rebuild_dataclass
+def _around(init: Callable[..., None], new: NewField) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Set before, for a __post_init__ that looks at it, and past a frozen class's __setattr__.
+        object.__setattr__(self, new.name, kwargs.pop(new.name, new.default))
+        init(self, *args, **kwargs)
 
-        rebuild_dataclass(cls, force=True, raise_errors=True, _parent_namespace_depth=0)
+    return __init__
+
+
+def rebuild(cls: type, theirs: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Have pydantic look at the fields of a pydantic dataclass again; nothing for a plain one.
+
+    Returns:
+        What pydantic has overwritten and has to be put back: a constructor of theirs calls pydantic's, which reads the
+        new schema from the class.
+    """
+    if not _is_pydantic(cls):
+        return {}
+    from pydantic.dataclasses import rebuild_dataclass
+
+    kept = {name: vars(cls)[name] for name in theirs}
+    rebuild_dataclass(cls, force=True, raise_errors=True, _parent_namespace_depth=0)
+    return kept
+
+
+def _is_pydantic(cls: type) -> bool:
+    return "__pydantic_validator__" in vars(cls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -20,13 +20,16 @@ from packaging.specifiers import SpecifierSet
 from vllm_omni_diffusion_compile.errors import GraftError
 from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField, rebuild, with_field
 
-_MARK = "__diffusion_compile_graft__"
 _REMEDY = (
     "install a vLLM-Omni release that this package was tested with (see README), update vllm-omni-diffusion-compile, "
     "or leave it out of VLLM_PLUGINS"
 )
 # Code that decorates the host's own functions; a wrapper from elsewhere is another plugin's.
-_NOT_PLUGINS = frozenset({"vllm", "vllm_omni", "torch", "pydantic"}) | sys.stdlib_module_names
+_NOT_PLUGINS = (
+    frozenset({"vllm", "vllm_omni", "vllm_omni_diffusion_compile", "torch", "pydantic"}) | sys.stdlib_module_names
+)
+
+_ABSENT = object()
 
 State = Literal["applied", "native", "present", "not in this release", "already applied"]
 
@@ -108,11 +111,12 @@ class Graft:
                 raise GraftError(self.target, f"a {self.value.__name__}", _describe(found), _REMEDY)
             return
         try:
-            names = tuple(inspect.signature(_function(found)).parameters)
+            parameters = inspect.signature(_function(found)).parameters
         except (TypeError, ValueError):
             raise GraftError(self.target, f"a callable taking {self.parameters}", _describe(found), _REMEDY) from None
-        if names[: len(self.parameters)] != self.parameters:
-            raise GraftError(self.target, f"parameters {self.parameters}", f"parameters {names}", _REMEDY)
+        if not _takes(parameters, self.parameters):
+            expected = f"parameters {self.parameters}"
+            raise GraftError(self.target, expected, f"parameters {tuple(parameters)}", _REMEDY)
 
     def apply(self, module: ModuleType) -> Callable[[], None]:
         """Assign, and return what undoes it."""
@@ -140,11 +144,7 @@ class Graft:
     def wrapped_by(self, module: ModuleType) -> str | None:
         """Name the module of a wrapper that somebody else put on the target before us, or None."""
         owner, attribute = self.locate(module)
-        found = inspect.getattr_static(owner, attribute, None)
-        function = _function(found)
-        home = getattr(function, "__globals__", {}).get("__name__")
-        # A wrapper made with functools.wraps carries the host's __module__, but its code lives in its author's module.
-        return None if home is None or str(home).partition(".")[0] in _NOT_PLUGINS else str(home)
+        return _plugin_of(inspect.getattr_static(owner, attribute, None), self.module)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -174,21 +174,39 @@ class FieldGraft(Graft):
     def apply(self, module: ModuleType) -> Callable[[], None]:
         owner, _ = self.locate(module)
         before = dict(vars(owner))
-        for name, value in with_field(owner, self.field).items():
-            setattr(owner, name, value)
-        rebuild(owner)
+        theirs = frozenset(name for name, value in before.items() if _plugin_of(value, owner.__module__) is not None)
+
+        def restore(names: Iterable[str]) -> None:
+            for name in names:
+                if name in before:
+                    setattr(owner, name, before[name])
+                else:
+                    delattr(owner, name)
+
+        try:
+            for name, value in with_field(owner, self.field, theirs).items():
+                setattr(owner, name, value)
+            for name, value in rebuild(owner, theirs).items():
+                setattr(owner, name, value)
+        except BaseException:
+            restore([name for name, value in vars(owner).items() if before.get(name, _ABSENT) is not value])
+            raise
+        ours = {name: value for name, value in vars(owner).items() if before.get(name, _ABSENT) is not value}
 
         def undo() -> None:
-            for name in set(vars(owner)) - set(before):
-                delattr(owner, name)
-            for name, value in before.items():
+            for name, value in ours.items():
                 if vars(owner).get(name) is not value:
-                    setattr(owner, name, value)
+                    raise GraftError(
+                        f"{self.target}.{name}", "what we put there", _describe(vars(owner).get(name)),
+                        "somebody changed it after us; undo theirs first",
+                    )  # fmt: skip
+            restore(ours)
 
         return undo
 
     def wrapped_by(self, module: ModuleType) -> str | None:
-        return None
+        owner, _ = self.locate(module)
+        return next((name for value in vars(owner).values() if (name := _plugin_of(value, owner.__module__))), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +254,7 @@ def graft_module(module: ModuleType, grafts: Iterable[Graft]) -> list[Outcome]:
                 _undo[outcome.graft] = outcome.graft.apply(module)
                 done.append(outcome.graft)
     except BaseException:
-        for graft in reversed(done):
-            _undo.pop(graft)()
+        undo(done)
         raise
     return outcomes
 
@@ -273,20 +290,32 @@ def _function(attribute: Any) -> Any:
     return attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
 
 
+def _takes(parameters: Mapping[str, inspect.Parameter], expected: tuple[str, ...]) -> bool:
+    """Whether a signature begins with these names; a wrapper that takes anything does."""
+    for name, parameter in zip(expected, parameters.values(), strict=False):
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            return True
+        if parameter.name != name:
+            return False
+    return len(parameters) >= len(expected)
+
+
+def _plugin_of(attribute: Any, host: str) -> str | None:
+    """Module of the plugin that an attribute's code comes from; None for the host's own and for what decorates it.
+
+    A wrapper made with functools.wraps carries the host's `__module__`, but its code lives in its author's module.
+    """
+    home = getattr(_function(attribute), "__globals__", {}).get("__name__")
+    return None if home in (None, host) or str(home).partition(".")[0] in _NOT_PLUGINS else str(home)
+
+
 def _like(before: Any, after: Any) -> Any:
     """Give a replacement the descriptor kind of what it replaces."""
-    if callable(after) and not isinstance(after, type):
-        after = _marked(after)
     if isinstance(before, staticmethod):
         return staticmethod(after)
     if isinstance(before, classmethod):
         return classmethod(after)
     return after
-
-
-def _marked(function: Any) -> Any:
-    setattr(function, _MARK, True)
-    return function
 
 
 def _describe(found: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import ModuleType
 
@@ -43,16 +44,16 @@ DIFFUSION_CONFIG_FIELD = _field(
     True,
     "The setting has to reach the worker: this is the configuration it is given.",
 )
+ORCHESTRATOR_FIELD = _field(
+    "vllm_omni.engine.arg_utils:OrchestratorArgs", "bool | None", None, "A serve flag that no stage claims is dropped."
+)
 _FIELDS = (
     _field(f"{_STAGE_CONFIG}:StageDeployConfig", "bool | None", None, "A key of a stage in the deploy YAML."),
     _field(
         f"{_OMNI_CONFIG}:_DiffusionConfigProjection", bool, Field(default=True, strict=True),
         "The projection forbids keys that it has no field for.",
     ),
-    _field(
-        "vllm_omni.engine.arg_utils:OrchestratorArgs", "bool | None", None,
-        "A serve flag that no stage claims is dropped.",
-    ),
+    ORCHESTRATOR_FIELD,
     DIFFUSION_CONFIG_FIELD,
 )  # fmt: skip
 
@@ -190,9 +191,9 @@ _GENERIC_STAGE = (
 _FLAGS = (
     Graft(
         target="vllm.engine.arg_utils:EngineArgs.add_cli_args",
-        make=cli.add_flags,
+        # A release that has the flag has the field; only when the parser is built is vLLM-Omni sure to be imported.
+        make=functools.partial(cli.add_flags, missing=lambda: applied(ORCHESTRATOR_FIELD)),
         parameters=("parser",),
-        native=_natively_compiles_vae,
         why="Plugins are loaded while the serve parser is being built; this is the first call after that.",
         upstream=_VAE_COMPILE,
         remove_when=_HAS_VAE_COMPILE,

@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from vllm_omni_diffusion_compile.settings import VAE
 
@@ -23,7 +22,8 @@ _LEFT_ALONE: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-_outcomes: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+# On a runner: what became of its VAE components.
+_OUTCOMES = "_diffusion_compile_outcomes"
 
 
 def add_compile_vae_decodes(_: None) -> Callable[[Any], None]:
@@ -34,11 +34,11 @@ def _compile_vae_decodes(self: Any) -> None:
     """Compile `decode` of every component in the pipeline's `_vae_modules`, with eager fallback."""
     from vllm_omni_diffusion_compile.compile.vae import compile_decodes
 
-    if not getattr(self.od_config, VAE, True) or getattr(self.od_config, "enforce_eager", False):
+    if not getattr(self.od_config, VAE, False) or getattr(self.od_config, "enforce_eager", False):
         return
     runner = sys.modules[_RUNNER]
     outcomes = compile_decodes(self.pipeline, runner.compile_callable_with_fallback, left_alone=_left_alone(self))
-    _outcomes[self] = outcomes
+    setattr(self, _OUTCOMES, outcomes)
     if not outcomes:
         runner.logger.info(
             "Model runner: %s declares no _vae_modules; no VAE decode is compiled.", type(self.pipeline).__name__
@@ -47,6 +47,8 @@ def _compile_vae_decodes(self: Any) -> None:
         name = " = ".join((outcome.path, *outcome.also))
         if outcome.state == "compiled":
             runner.logger.info("Model runner: %s.decode will be compiled at its first call, with eager fallback.", name)
+            if outcome.reason:
+                runner.logger.info("Model runner: %s: %s.", name, outcome.reason)
         elif outcome.state == "left alone":
             runner.logger.info("Model runner: %s.decode is not compiled: %s.", name, outcome.reason)
         elif outcome.state == "not found":
@@ -60,8 +62,14 @@ def compile_vae_after_load(load_model: Callable[..., None]) -> Callable[..., Non
     @functools.wraps(load_model)
     def with_vae(self: Any, *args: Any, **kwargs: Any) -> None:
         load_model(self, *args, **kwargs)
+        pipeline = getattr(self, "pipeline", None)
         if _generic_compile(self):
             self._compile_vae_decodes()
+        elif hasattr(pipeline, "setup_compile") and getattr(self.od_config, VAE, False):
+            sys.modules[_RUNNER].logger.info(
+                "Model runner: %s compiles itself with setup_compile(); its VAE decode is left to it.",
+                type(pipeline).__name__,
+            )
 
     return with_vae
 
@@ -82,7 +90,7 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
     from vllm_omni_diffusion_compile.compile.vae import resolve
 
     runner = self.model_runner
-    paths = [outcome.path for outcome in _outcomes.get(runner, ()) if outcome.state == "compiled"]
+    paths = [outcome.path for outcome in getattr(runner, _OUTCOMES, ()) if outcome.state == "compiled"]
     decodes = [
         decode for path in paths if isinstance(decode := resolve(runner.pipeline, f"{path}.decode"), FallbackCallable)
     ]
@@ -96,7 +104,8 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
 
 def _generic_compile(runner: Any) -> bool:
     """Whether the model runner itself compiles this pipeline, as `load_model` decides it."""
-    if runner.pipeline is None or runner.od_config.enforce_eager or hasattr(runner.pipeline, "setup_compile"):
+    pipeline = getattr(runner, "pipeline", None)
+    if pipeline is None or getattr(runner.od_config, "enforce_eager", True) or hasattr(pipeline, "setup_compile"):
         return False
     return bool(sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor())
 

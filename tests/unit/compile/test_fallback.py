@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -160,7 +162,96 @@ def test_two_threads_that_fail_at_once_get_results_and_one_report() -> None:
     assert len(report.errors) == 1
 
 
-def test_out_of_memory_frees_what_the_failed_call_held_before_eager_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_fail_with_state_do_not_undo_each_others_eager_run() -> None:
+    class Lazy:
+        mean: int
+
+        def decode(self, x: int) -> int:
+            if not hasattr(self, "mean"):
+                self.mean = 10
+            time.sleep(0.02)
+            return self.mean + x
+
+    both = threading.Barrier(2, timeout=10)
+
+    def compiled(x: int) -> int:
+        both.wait()
+        time.sleep(0.01 * x)
+        raise RuntimeError("both at once")
+
+    call = FallbackCallable(Lazy().decode, compiled, on_fallback=Report())
+    results: dict[int, object] = {}
+
+    def run(x: int) -> None:
+        try:
+            results[x] = call(x)
+        except Exception as error:
+            results[x] = error
+
+    threads = [threading.Thread(target=run, args=(x,)) for x in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert results == {1: 11, 2: 12}
+
+
+def test_a_cache_that_appears_late_is_seen() -> None:
+    class Late:
+        def __init__(self) -> None:
+            self.feat_cache: list[int] | None = None
+
+        def decode(self, x: int) -> int:
+            self.feat_cache = self.feat_cache or []
+            self.feat_cache.append(x)
+            return len(self.feat_cache)
+
+    vae = Late()
+    outcome: list[bool] = []
+
+    def compiled(x: int) -> int:
+        length = vae.decode(x)
+        if outcome:
+            raise RuntimeError("the second call fails, after it wrote")
+        outcome.append(True)
+        return length
+
+    call = FallbackCallable(vae.decode, compiled, on_fallback=Report())
+    assert [call(1), call(2)] == [1, 2]
+    assert vae.feat_cache == [1, 2]
+
+
+def test_nothing_is_compiled_while_it_is_held() -> None:
+    calls: list[str] = []
+    held = [True]
+    call = FallbackCallable(
+        lambda: calls.append("eager"), lambda: calls.append("compiled"), on_fallback=Report(), hold=lambda: held[0]
+    )
+    call()
+    held[0] = False
+    call()
+    assert calls == ["eager", "compiled"]
+
+
+def test_a_copy_of_the_component_decodes_eagerly() -> None:
+    class Vae:
+        scale = 2
+        decode: Any
+
+        def eager(self, x: int) -> int:
+            return x * self.scale
+
+    vae = Vae()
+    vae.decode = FallbackCallable(vae.eager, lambda x: -1, on_fallback=Report())
+    twin = copy.deepcopy(vae)
+    twin.scale = 3
+    assert (vae.decode(2), twin.decode(2)) == (-1, 6)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as raised", "as Dynamo wraps it"])
+def test_out_of_memory_frees_what_the_failed_call_held_before_eager_runs(
+    monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
     events: list[str] = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -169,6 +260,8 @@ def test_out_of_memory_frees_what_the_failed_call_held_before_eager_runs(monkeyp
     def compiled() -> str:
         activation = torch.ones(8)
         held.append(weakref.ref(activation))
+        if wrapped:
+            raise RuntimeError("backend failed") from torch.OutOfMemoryError("CUDA out of memory")
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     def eager() -> str:

@@ -48,7 +48,7 @@ def test_grafts_have_one_line_each_below_their_heading() -> None:
 def test_grafts_say_how_to_switch_them_off_and_that_the_file_is_generated() -> None:
     text = render_grafts([])
     assert text.startswith("<!-- Generated from ")
-    assert "VLLM_PLUGINS= vllm serve" in text
+    assert "VLLM_PLUGINS=vllm_omni_register_models vllm serve" in text
 
 
 def test_options_show_values_default_and_an_example_on_each_surface() -> None:

@@ -219,6 +219,56 @@ def test_a_field_is_like_its_neighbours_and_leaves_no_trace(module: ModuleType, 
         cls(**arguments, vae=False)
 
 
+@pytest.mark.parametrize("cls", [Plain, Frozen, Strict])
+def test_another_plugins_constructor_is_still_called(
+    module: ModuleType, cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace: dict[str, Any] = {"__name__": "other_plugin", "functools": functools, "calls": []}
+    exec(
+        "def wrap(init):\n"
+        "    @functools.wraps(init)\n"
+        "    def __init__(self, *args, **kwargs):\n"
+        "        calls.append(kwargs)\n"
+        "        init(self, *args, **kwargs)\n"
+        "    return __init__\n",
+        namespace,
+    )
+    monkeypatch.setattr(cls, "__init__", namespace["wrap"](cls.__init__))
+    row = field_graft(cls.__name__, default=pydantic.Field(default=True, strict=True) if cls is Strict else True)
+    (outcome,) = graft_module(module, [row])
+    assert outcome.composed_with == "other_plugin"
+    arguments = {"path": "p"} if cls is Plain else {}
+    assert cls(**arguments, vae=False).vae is False
+    assert cls(**arguments).vae is True
+    assert len(namespace["calls"]) == 2
+    undo([row])
+
+
+def test_undoing_a_field_leaves_what_others_changed_since(module: ModuleType) -> None:
+    row = field_graft("Plain")
+    graft_module(module, [row])
+    Plain.added = "theirs"  # type: ignore[attr-defined]
+    try:
+        undo([row])
+        assert Plain.added == "theirs"  # type: ignore[attr-defined]
+        assert "vae" not in Plain.__dataclass_fields__
+    finally:
+        del Plain.added  # type: ignore[attr-defined]
+
+
+def test_a_wrapper_that_takes_anything_is_composed_with(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Runner.load
+
+    def anything(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(Runner, "load", anything)
+    row = graft("Runner.load", parameters=("self", "path"))
+    graft_module(module, [row])
+    assert Runner().load("x") == ("ours", "x")
+    undo([row])
+
+
 def test_default_factories_survive_the_new_field(module: ModuleType) -> None:
     graft_module(module, [field_graft("Plain")])
     first, second = Plain("a"), Plain("b")
