@@ -200,8 +200,13 @@ class Server:
             # An open connection keeps the server waiting.
             self._client.close()
             os.kill(self.pid, signal.SIGINT)
+        return self.wait(STOP_TIMEOUT_S)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the server to end; returns its exit status, or None if it did not."""
+        assert self._process is not None, "the server was not started"
         try:
-            return self._process.wait(STOP_TIMEOUT_S)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,20 +114,30 @@ def test_a_vae_that_cannot_be_compiled_is_decoded_eagerly(klein: Path, caches: P
 
 
 def test_minimax_h3_is_left_alone_and_the_log_says_why(h3: Path) -> None:
-    with Server(h3, "--trust-remote-code", ready_timeout_s=READY_S) as server:
+    settings = ("--diffusion-compile-granularity", "full", "--no-diffusion-compile-dynamic", "--diffusion-compile-vae")
+    with Server(h3, "--trust-remote-code", *settings, env=PROBE, ready_timeout_s=READY_S) as server:
+        # In this process, where the one above had worker processes.
+        assert f"PROBE worker {server.pid}: eager=False, granularity=full, dynamic=False, vae=True" in server.log
         assert any("video_vae.decode is not compiled" in line and "decode_latent" in line for line in messages(server))
         assert "No real request-path warmup: MiniMaxH3Pipeline takes no dummy run" in server.log
 
 
-def test_an_interrupt_while_it_warms_up_ends_the_server(klein: Path, caches: Path) -> None:
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_interrupt_while_it_starts_ends_the_server(klein: Path, caches: Path, signals: int) -> None:
     server = Server(klein, caches=caches)
     server.start()
     try:
-        deadline = time.monotonic() + 300
-        while "dummy run to warm up the model" not in server.log:
+        # One signal ends the server when it has started, and keeps it from warming up any further. Two end it at once.
+        said = "Warming up with a request of 512x512" if signals == 1 else "dummy run to warm up the model"
+        deadline = time.monotonic() + READY_S
+        while said not in server.log:
             assert time.monotonic() < deadline, server.tail()
-            time.sleep(0.1)
-        assert server.interrupt() is not None, "still running after SIGINT"
+            time.sleep(0.05)
+        for _ in range(signals):
+            os.kill(server.pid, signal.SIGINT)
+            time.sleep(1)
+        assert server.wait(60 if signals == 1 else 15) is not None, server.tail()
         assert server.processes() == []
+        assert "real request-path warmup at 640x768" not in server.log
     finally:
         server.stop()

@@ -4,8 +4,6 @@ off."""
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import av
@@ -18,30 +16,12 @@ from tests.serve.server import Server
 # Starts of a server on a busy machine take a minute each; the compiled one compiles.
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[2]
 STOCK = "diffusion_cpu,vllm_omni_register_models"
 MP = ("--distributed-executor-backend", "mp")
 # bf16 arithmetic in another order; two unrelated pictures of these checkpoints are below 30 dB.
 SAME_PICTURE_DB = 40.0
 # MiniMax-H3 takes keyframes from 256 pixels on, and 0.28 resizes them to the size of the video before it looks.
 H3_SIDE = 256
-
-
-def _checkpoint(name: str) -> Path:
-    """Return a tiny checkpoint's folder, made on first use."""
-    out = ROOT / ".cache" / "checkpoints" / name
-    subprocess.run([sys.executable, "-m", f"tools.tiny_checkpoints.{name}", str(out)], cwd=ROOT, check=True)
-    return out
-
-
-@pytest.fixture(scope="module")
-def klein() -> Path:
-    return _checkpoint("klein")
-
-
-@pytest.fixture(scope="module")
-def h3() -> Path:
-    return _checkpoint("minimax_h3") / "FL2VA"
 
 
 def _draw(server: Server, seed: int = 1, size: str = "128x128") -> np.ndarray:
