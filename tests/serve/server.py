@@ -68,7 +68,9 @@ class Server:
         self._log_file = Path(self._folder.name) / "server.log"
         self._command = [
             str(Path(sys.executable).with_name("vllm")),
-            *("serve", str(model), "--omni", "--host", "127.0.0.1", "--port", str(self.port), *options),
+            *("serve", str(model), "--omni", "--host", "127.0.0.1", "--port", str(self.port)),
+            # A busy machine compiles for longer than vLLM-Omni waits for a stage.
+            *(f"--stage-init-timeout={ready_timeout_s:.0f}", f"--init-timeout={ready_timeout_s:.0f}", *options),
         ]
         self._env = _environment(caches or Path(self._folder.name) / "caches", plugins) | dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None

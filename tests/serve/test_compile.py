@@ -17,10 +17,10 @@ from PIL import Image
 from tests.serve.server import Server
 from tools.demo.trace import Counts, count
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
 PROBE = {"PYTHONPATH": str(Path(__file__).parent / "probe")}
-READY_S = 600.0
+READY_S = 900.0
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 

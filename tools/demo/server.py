@@ -25,7 +25,7 @@ from tools.demo.interrupts import deferred
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-START_LIMIT_S = 900.0
+START_LIMIT_S = 1800.0
 # What each signal is given before the next, harder one. A server whose compiler runs ends once that returns.
 _STOP_SIGNALS = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
@@ -57,8 +57,11 @@ class Server:
         self.ready = 0.0
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
-        # Ours last: they win over the same flags of a user.
-        self._arguments = ["serve", str(model), "--omni", *flags, "--host", "127.0.0.1", "--port", str(port)]
+        # Before the user's flags, which win. A slow machine compiles for longer than vLLM-Omni waits for a stage.
+        patience = [f"{flag}={START_LIMIT_S:.0f}" for flag in ("--stage-init-timeout", "--init-timeout")]
+        # After them, so that these win.
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        self._arguments = ["serve", str(model), "--omni", *patience, *flags, *address]
         self._plugins = plugins
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: psutil.Popen | None = None
