@@ -105,6 +105,31 @@ def test_flags_without_effect_on_diffusion_stages_are_named(
     assert all(named is not None and named in text for text in warnings)
 
 
+@pytest.mark.parametrize(
+    ("flags", "timeouts"),
+    [
+        ((), (1800, 1800)),
+        (("--stage-init-timeout", "60"), (60, 1800)),
+        (("--init-timeout", "7200"), (1800, 7200)),
+        (("--enforce-eager",), (300, 600)),
+        (("--no-diffusion-compile-vae",), (300, 600)),
+    ],
+)
+def test_the_start_up_time_outs_leave_room_for_compiling(
+    parser: Any, flags: tuple[str, ...], timeouts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_omni.diffusion.utils import hf_utils
+    from vllm_omni.entrypoints.cli.serve import OmniServeCommand
+
+    monkeypatch.setattr(hf_utils, "is_diffusion_model", lambda *_, **__: True)
+    args = parse(parser, *flags)
+    OmniServeCommand().validate(args)
+    assert (args.stage_init_timeout, args.init_timeout) == timeouts
+    # What is not handed on explicitly, the engine takes from its own defaults.
+    given = args.get_explicit_kwargs_dict()
+    assert [given.get("stage_init_timeout", 300), given.get("init_timeout", 600)] == list(timeouts)
+
+
 def test_a_language_model_server_is_not_told_anything(warnings: list[str]) -> None:
     args = SimpleNamespace(explicit_keys={"compilation_config"}, omni=False)
     cli.name_flags_without_effect(lambda *_: None)(None, args)

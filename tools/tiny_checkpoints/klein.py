@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tools.tiny_checkpoints.checkpoint import byte_tokenizer, run, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
     from transformers import Qwen3ForCausalLM
 
@@ -29,16 +31,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def write(out: Path) -> None:
-    """Write the checkpoint into the empty folder `out`."""
+def write(
+    out: Path,
+    *,
+    text_encoder: Callable[[], Qwen3ForCausalLM] | None = None,
+    vae: Callable[[], AutoencoderKLFlux2] | None = None,
+    transformer: Callable[[], Flux2Transformer2DModel] | None = None,
+) -> None:
+    """Write the checkpoint into the empty folder `out`; the makers given replace the tiny components."""
     import torch
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     torch.manual_seed(SEED)
     byte_tokenizer(["<|im_start|>"], CHAT_TEMPLATE).save_pretrained(out / "tokenizer")
-    _text_encoder().to(torch.bfloat16).save_pretrained(out / "text_encoder")
-    _vae().to(torch.bfloat16).save_pretrained(out / "vae")
-    _transformer().to(torch.bfloat16).save_pretrained(out / "transformer")
+    (text_encoder or _text_encoder)().to(torch.bfloat16).save_pretrained(out / "text_encoder")
+    (vae or _vae)().to(torch.bfloat16).save_pretrained(out / "vae")
+    (transformer or _transformer)().to(torch.bfloat16).save_pretrained(out / "transformer")
     FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, shift=3.0, base_shift=0.5, max_shift=1.15
     ).save_pretrained(out / "scheduler")

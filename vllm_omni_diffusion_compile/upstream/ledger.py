@@ -206,6 +206,16 @@ _FLAGS = (
         upstream="none yet: the flags are valid, they only have no effect on these stages",
         remove_when="the release says so itself",
     ),
+    Graft(
+        target="vllm_omni.entrypoints.cli.serve:OmniServeCommand.validate",
+        make=cli.give_time_to_compile,
+        parameters=("self", "args"),
+        native=_natively_compiles_vae,
+        why="Compiling and warming up count against --stage-init-timeout (300 s) and --init-timeout (600 s): a large "
+        "model that started before would not start any more.",
+        upstream="none yet: the defaults fit what the release itself compiles at start",
+        remove_when="the release's defaults leave room for compiling",
+    ),
 )
 
 _COMPILE = (
