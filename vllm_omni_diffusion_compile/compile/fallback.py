@@ -77,7 +77,8 @@ class FallbackCallable:
             out_of_memory = any(isinstance(link, torch.OutOfMemoryError) for link in _chain(error))
             failure = _without_frames(error)
         finally:
-            self.graphs += counters["stats"]["unique_graphs"] - graphs
+            if (now := counters["stats"]["unique_graphs"]) != graphs:
+                self.graphs += now - graphs
         # Outside of the except block, so that nothing keeps the tensors of the failed call alive while eager runs.
         # One thread at a time: what one puts back, another one's eager run may just have written.
         with self._failing:

@@ -30,25 +30,16 @@ class CallState:
         owner = getattr(function, "__self__", None)
         self._attributes: dict[str, Any] | None = getattr(owner, "__dict__", None)
         self._containers: tuple[str, ...] = ()
-        self._types: list[type] = []
+        self._empty: tuple[str, ...] = ()
+        self._seen = -1
+        self._stateful = True
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
         """Copy what the call may change; microseconds, for it runs before every compiled call."""
         snapshot: Snapshot = []
         attributes = self._attributes
-        if attributes is not None:
-            types = list(map(type, attributes.values()))
-            if types != self._types:
-                # Caches tend to appear at the first call: look again whenever an attribute came, went or changed.
-                self._types = types
-                self._containers = tuple(
-                    name
-                    for name, value in attributes.items()
-                    if name not in _MODULE_INTERNALS and type(value) in _NESTED
-                )
-            snapshot.append((attributes, attributes.copy()))
-            for name in self._containers:
-                _add(snapshot, attributes[name])
+        if attributes is not None and (self._stateful or len(attributes) != self._seen):
+            self._capture_attributes(attributes, snapshot)
         for value in args:
             if type(value) is list or type(value) is dict:
                 _add(snapshot, value)
@@ -56,6 +47,20 @@ class CallState:
             if type(value) is list or type(value) is dict:
                 _add(snapshot, value)
         return snapshot
+
+    def _capture_attributes(self, attributes: dict[str, Any], snapshot: Snapshot) -> None:
+        if len(attributes) != self._seen or any(attributes.get(name) is not None for name in self._empty):
+            # Look again: caches tend to appear at the first call, or to take the place of a None.
+            own = {name: value for name, value in attributes.items() if name not in _MODULE_INTERNALS}
+            self._containers = tuple(name for name, value in own.items() if type(value) in _NESTED)
+            self._empty = tuple(name for name, value in own.items() if value is None)
+            self._seen = len(attributes)
+            # A component without any is copied this once, for its first call may be the one that makes a cache.
+            self._stateful = bool(self._containers or self._empty)
+        snapshot.append((attributes, attributes.copy()))
+        for name in self._containers:
+            if type(value := attributes.get(name)) in _NESTED:
+                _add(snapshot, value)
 
 
 def restore(snapshot: Snapshot) -> None:
