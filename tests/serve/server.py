@@ -195,6 +195,20 @@ class Server:
                 continue
         return found
 
+    def left_behind(self, within_s: float = 10.0) -> list[list[str]]:
+        """Return the command lines of the group's processes that outlive the server by more than a moment.
+
+        A worker of the compiler or a resource tracker ends when its pipe does, which takes a busy machine a second.
+        """
+        deadline = time.monotonic() + within_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        commands = []
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                commands.append(process.cmdline())
+        return commands
+
     def interrupt(self) -> int | None:
         """Send SIGINT as a terminal would; returns the exit status, or None if the server did not end in time."""
         assert self._process is not None, "the server was not started"
