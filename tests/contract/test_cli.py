@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from vllm_omni_diffusion_compile.upstream import cli
 
 pytestmark = pytest.mark.contract
 FLAG = "--diffusion-compile-vae"
+CONFIG = "--diffusion-compile-config"
+TUNED = "max-autotune-no-cudagraphs"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,78 @@ def test_the_flag_says_yes_no_or_nothing(parser: Any, flags: tuple[str, ...], va
     assert ("diffusion_compile_vae" in args.get_explicit_kwargs_dict()) == (value is not None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [
+        ((), None),
+        ((CONFIG, "{}"), {}),
+        ((CONFIG, f'{{"mode": "{TUNED}"}}'), {"mode": TUNED}),
+        ((f'{CONFIG}={{"infer_regions": false}}',), {"infer_regions": False}),
+        ((f"{CONFIG}.mode", TUNED), {"mode": TUNED}),
+        ((f"{CONFIG}.mode={TUNED}",), {"mode": TUNED}),
+        (
+            (f"{CONFIG}.recompile_limit", "16", f"{CONFIG}.infer_regions=false", f"{CONFIG}.on_failure", "raise"),
+            {"recompile_limit": 16, "infer_regions": False, "on_failure": "raise"},
+        ),
+        ((f"{CONFIG}.backend", "package.module:callable"), {"backend": "package.module:callable"}),
+        # Given more than once: key by key, the later one last, a dotted one behind all JSON.
+        (
+            (
+                f"{CONFIG}.mode",
+                TUNED,
+                CONFIG,
+                '{"mode": "default", "on_failure": "raise"}',
+                CONFIG,
+                '{"backend": "auto"}',
+            ),
+            {"mode": TUNED, "on_failure": "raise", "backend": "auto"},
+        ),
+        (("--diffusion_compile_config.mode", TUNED), {"mode": TUNED}),
+    ],
+)
+def test_the_mapping_is_given_as_json_or_key_by_key(
+    parser: Any, flags: tuple[str, ...], value: dict[str, Any] | None
+) -> None:
+    args = parse(parser, *flags)
+    assert args.diffusion_compile_config == value
+    given = args.get_explicit_kwargs_dict()
+    assert given.get("diffusion_compile_config", "not given") == ("not given" if value is None else value)
+
+
+def test_the_mapping_may_stand_in_a_config_file(parser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"diffusion-compile-config:\n  mode: {TUNED}\n  on_failure: raise\n")
+    args = parse(parser, "--config", str(file), f"{CONFIG}.mode", "default")
+    assert args.diffusion_compile_config == {"mode": "default", "on_failure": "raise"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((CONFIG, '{"mode": "reduce-overhead"}'), f"{CONFIG}.mode is 'reduce-overhead', which uses CUDA graphs"),
+        ((f"{CONFIG}.mode", "max-autotune"), f"{CONFIG}.mode is 'max-autotune', which uses CUDA graphs"),
+        ((f"{CONFIG}.on-failure", "raise"), f"unknown key '{CONFIG}.on-failure'; did you mean 'on_failure'"),
+        ((f"{CONFIG}.infer_regions", "no"), f"{CONFIG}.infer_regions is 'no' (str), expected true or false"),
+        (
+            (f"{CONFIG}.recompile_limit.x", "1"),
+            f"{CONFIG}.recompile_limit is {{'x': 1}} (dict), expected a whole number",
+        ),
+        ((f"{CONFIG}.backend", "eager", CONFIG, f'{{"mode": "{TUNED}"}}'), "only inductor has modes"),
+        ((CONFIG, "default"), "'default' is not JSON"),
+        ((CONFIG, "[1]"), "'[1]' is no JSON object; expected a JSON object such as"),
+        ((CONFIG, '{"mode": }'), "is not JSON"),
+    ],
+)
+def test_a_wrong_mapping_is_a_usage_error_that_says_what_to_do(
+    parser: Any, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(parser, *flags)
+    assert stopped.value.code == 2
+    assert f"argument {CONFIG}: " in (printed := capsys.readouterr().err)
+    assert message in printed
+
+
 def test_its_neighbours_still_work(parser: Any) -> None:
     args = parse(parser, "--diffusion-compile-granularity", "full", "--no-diffusion-compile-dynamic", FLAG)
     given = args.get_explicit_kwargs_dict()
@@ -54,6 +129,7 @@ def test_its_neighbours_still_work(parser: Any) -> None:
         (f"{FLAG}=maybe",),
         ("--diffusion-compile-granularity", "half"),
         ("--diffusion-compile-vea",),
+        ("--diffusion-compile-cofnig",),
         ("--no-diffusion-compile-granularity",),
     ],
 )
@@ -66,13 +142,15 @@ def test_bad_values_are_a_usage_error_that_names_the_flag(
     assert flags[0].partition("=")[0] in capsys.readouterr().err
 
 
-def test_the_help_shows_the_three_flags(parser: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_shows_the_flags(parser: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse(parser, "--help=all")
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for flag in (FLAG, "--no-diffusion-compile-vae", "--diffusion-compile-granularity", "--diffusion-compile-dynamic"):
+    neighbours = ("--diffusion-compile-granularity", "--diffusion-compile-dynamic")
+    for flag in (FLAG, "--no-diffusion-compile-vae", f"{CONFIG} JSON", *neighbours):
         assert flag in text
+    assert """'{"on_failure":"raise"}'""" in text
 
 
 @pytest.fixture

@@ -1,22 +1,41 @@
-"""`diffusion_compile_vae` on every configuration class of the installed vLLM-Omni."""
+"""Our own settings on every configuration class of the installed vLLM-Omni."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 from vllm_omni.config import omni_config
 from vllm_omni.config.omni_config import _DiffusionConfigProjection
-from vllm_omni.config.stage_config import StageDeployConfig, StageExecutionType, _parse_stage_deploy
+from vllm_omni.config.stage_config import (
+    StageDeployConfig,
+    StageExecutionType,
+    _parse_stage_deploy,
+    load_deploy_config,
+)
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.engine.arg_utils import OrchestratorArgs, internal_blacklist_keys
 
+from vllm_omni_diffusion_compile.errors import SettingError
+from vllm_omni_diffusion_compile.settings import DiffusionCompileConfig, DiffusionCompileSettings
+
 pytestmark = pytest.mark.contract
 NAME = "diffusion_compile_vae"
+CONFIG = "diffusion_compile_config"
+SAID: dict[str, Any] = {"mode": "max-autotune-no-cudagraphs", "recompile_limit": 16}
+WRONG = (
+    ({"mode": "reduce-overhead"}, "diffusion_compile_config.mode is 'reduce-overhead', which uses CUDA graphs"),
+    ({"modes": "default"}, "unknown key 'diffusion_compile_config.modes'; did you mean 'mode'"),
+    ({"recompile_limit": True}, "diffusion_compile_config.recompile_limit is True, expected a whole number"),
+    ({"backend": "eager", "mode": "max-autotune-no-cudagraphs"}, "only inductor has modes"),
+    ("default", "diffusion_compile_config is 'default' .str., expected a mapping"),
+)
 
 
 @pytest.fixture(params=[OmniDiffusionConfig, _DiffusionConfigProjection], ids=lambda cls: cls.__name__)
@@ -46,6 +65,42 @@ def test_the_dataclass_machinery_knows_it(config_class: Any) -> None:
     assert dataclasses.asdict(off)[NAME] is False
 
 
+def test_the_mapping_is_a_field_that_holds_what_was_given(config_class: Any) -> None:
+    assert getattr(make(config_class), CONFIG) is None
+    assert getattr(make(config_class, **{CONFIG: {}}), CONFIG) == {}
+    assert getattr(make(config_class, **{CONFIG: SAID}), CONFIG) == SAID
+    from_kwargs = config_class.from_kwargs
+    assert getattr(from_kwargs(model="tiny", master_port=29511, **{CONFIG: SAID}), CONFIG) == SAID
+    assert getattr(from_kwargs(model="tiny", master_port=29511, **{CONFIG: None}), CONFIG) is None
+    assert getattr(make(config_class, **{CONFIG: DiffusionCompileConfig(**SAID)}), CONFIG) == SAID
+
+
+def test_the_dataclass_machinery_knows_the_mapping(config_class: Any) -> None:
+    default, said = make(config_class), make(config_class, **{CONFIG: SAID})
+    assert said == make(config_class, **{CONFIG: dict(SAID)}) != default
+    assert getattr(dataclasses.replace(default, **{CONFIG: SAID}), CONFIG) == SAID
+    assert f"{CONFIG}={SAID!r}" in repr(said)
+    assert getattr(pickle.loads(pickle.dumps(said)), CONFIG) == SAID
+    assert getattr(copy.deepcopy(said), CONFIG) == SAID
+    assert json.loads(json.dumps(dataclasses.asdict(said)[CONFIG])) == SAID
+
+
+def test_the_settings_are_read_from_what_reaches_the_worker() -> None:
+    config = pickle.loads(pickle.dumps(make(OmniDiffusionConfig, diffusion_compile_dynamic=False, **{CONFIG: SAID})))
+    settings = DiffusionCompileSettings.of(config)
+    assert settings.diffusion_compile_config == DiffusionCompileConfig(**SAID)
+    assert settings.diffusion_compile_dynamic is False
+
+
+@pytest.mark.parametrize(("value", "message"), WRONG)
+def test_a_wrong_mapping_is_refused_by_name(config_class: Any, value: object, message: str) -> None:
+    error = SettingError if config_class is OmniDiffusionConfig else pydantic.ValidationError
+    with pytest.raises(error, match=message):
+        make(config_class, **{CONFIG: value})
+    with pytest.raises(error, match=message):
+        config_class.from_kwargs(model="tiny", **{CONFIG: value})
+
+
 @pytest.mark.parametrize("value", ["no", 0, 1, None])
 def test_omni_diffusion_config_refuses_what_is_no_bool(value: object) -> None:
     with pytest.raises(TypeError, match=NAME):
@@ -69,7 +124,15 @@ def test_none_means_unset_where_the_release_says_so_for_its_neighbours(config_cl
 
 
 @pytest.mark.parametrize(
-    "name", ["diffusion_compile_vea", "diffusion_compile_vaes", "diffusion_compile_granlarity", "difusion_compile_vae"]
+    "name",
+    [
+        "diffusion_compile_vea",
+        "diffusion_compile_vaes",
+        "diffusion_compile_granlarity",
+        "difusion_compile_vae",
+        "diffusion_compile_cofig",
+        "difusion_compile_config",
+    ],
 )
 def test_a_near_miss_is_refused_by_name(config_class: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}.*did you mean 'diffusion_compile_"):
@@ -117,13 +180,35 @@ def test_a_deploy_yaml_stage_has_the_key() -> None:
     assert getattr(unset, NAME) is None
     assert unset.engine_extras == {}
     assert StageDeployConfig(stage_id=0) != _parse_stage_deploy({"stage_id": 0, NAME: False})
+    assert getattr(unset, CONFIG) is None
+    assert getattr(_parse_stage_deploy({"stage_id": 0, CONFIG: SAID}), CONFIG) == SAID
+    assert getattr(_parse_stage_deploy({"stage_id": 0, "engine_args": {CONFIG: SAID}}), CONFIG) == SAID
 
 
-def test_the_orchestrator_takes_the_flag_and_redistributes_it() -> None:
-    assert getattr(OrchestratorArgs(), NAME) is None
-    assert NAME in internal_blacklist_keys()
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("diffusion_compile_config: {mode: reduce-overhead}", "diffusion_compile_config.mode is 'reduce-overhead'"),
+        ("diffusion_compile_config: {modes: default}", "unknown key 'diffusion_compile_config.modes'; did you mean"),
+        ("diffusion_compile_config: eager", "diffusion_compile_config is 'eager'"),
+        ("diffusion_compile_vae: 'no'", "diffusion_compile_vae is 'no'"),
+        ("diffusion_compile_granularity: half", "diffusion_compile_granularity is 'half'"),
+    ],
+)
+def test_a_wrong_value_in_a_deploy_yaml_is_named_with_file_and_stage(tmp_path: Path, line: str, message: str) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(f"stages:\n- stage_id: 0\n- stage_id: 1\n  {line}\n")
+    with pytest.raises(SettingError, match=f"{deploy}: stage 1: {message}"):
+        load_deploy_config(deploy)
 
 
-def test_only_diffusion_stages_own_it() -> None:
+@pytest.mark.parametrize("name", [NAME, CONFIG])
+def test_the_orchestrator_takes_the_flag_and_redistributes_it(name: str) -> None:
+    assert getattr(OrchestratorArgs(), name) is None
+    assert name in internal_blacklist_keys()
+
+
+@pytest.mark.parametrize("name", [NAME, CONFIG])
+def test_only_diffusion_stages_own_it(name: str) -> None:
     owners = omni_config._STAGE_ENGINE_FIELDS_BY_EXECUTION_TYPE
-    assert {kind for kind, names in owners.items() if NAME in names} == {StageExecutionType.DIFFUSION}
+    assert {kind for kind, names in owners.items() if name in names} == {StageExecutionType.DIFFUSION}

@@ -14,6 +14,7 @@ from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, St
 pytestmark = pytest.mark.contract
 NAME = "diffusion_compile_vae"
 THREE = (NAME, "diffusion_compile_dynamic", "diffusion_compile_granularity")
+CONFIG = "diffusion_compile_config"
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def registered_pipeline() -> Iterator[str]:
 def engine_args(stage: Any) -> dict[str, Any]:
     """Engine arguments of a resolved stage, whatever the release keeps them in."""
     if hasattr(stage, "diffusion_config") and stage.diffusion_config is not None:
-        return {name: getattr(stage.diffusion_config, name) for name in THREE} | {
+        return {name: getattr(stage.diffusion_config, name) for name in (*THREE, CONFIG)} | {
             "enforce_eager": stage.model_config.enforce_eager
         }
     if hasattr(stage, "engine_args"):
@@ -214,3 +215,92 @@ def test_a_flag_reaches_the_diffusion_stage_of_a_registered_pipeline(
     assert dit[NAME] is False
     # 0.28.0 hands a global flag to every stage and drops it there when the stage's engine is built; as its neighbour.
     assert (NAME in thinker) == ("diffusion_compile_dynamic" in thinker)
+
+
+TUNED = {"mode": "max-autotune-no-cudagraphs", "recompile_limit": 16}
+
+
+@pytest.mark.parametrize("value", [None, {}, TUNED])
+def test_the_mapping_reaches_the_default_stage(
+    generic_model: str, release: tuple[int, int], value: dict[str, Any] | None
+) -> None:
+    (stage,) = resolve(generic_model, release, diffusion_compile_config=value)
+    assert stage[CONFIG] == value
+
+
+def yaml_of(model: str, pipeline: str | None, lines: str) -> str:
+    """A deploy YAML with lines for the diffusion stage, of a generic model or of the registered pipeline."""
+    if pipeline is None:
+        return f"stages:\n- stage_id: 0\n  {lines}\n"
+    return f"pipeline: {pipeline}\nasync_chunk: false\nstages:\n- stage_id: 0\n- stage_id: 1\n  {lines}\n"
+
+
+@pytest.fixture(params=["generic", "registered"])
+def pipeline(request: pytest.FixtureRequest) -> str | None:
+    if request.param == "generic":
+        return None
+    return str(request.getfixturevalue("registered_pipeline"))
+
+
+def test_flag_and_yaml_are_put_together_as_the_release_does_it_with_its_own_mappings(
+    generic_model: str, pipeline: str | None, release: tuple[int, int], tmp_path: Path
+) -> None:
+    text = yaml_of(generic_model, pipeline, f"{CONFIG}: {json.dumps(TUNED)}")
+    deploy = write(tmp_path / "deploy.yaml", text)
+    assert resolve(generic_model, release, deploy)[-1][CONFIG] == TUNED
+    flag = {"recompile_limit": 4, "on_failure": "raise"}
+    stages = resolve(generic_model, release, deploy, diffusion_compile_config=flag)
+    assert stages[-1][CONFIG] == (TUNED | flag if release >= (0, 30) else flag)
+    number = str(len(stages) - 1)
+    stages = resolve(generic_model, release, deploy, {number: {CONFIG: flag}})
+    assert stages[-1][CONFIG] == (TUNED | flag if release >= (0, 30) else flag)
+    other = {"infer_regions": False}
+    stages = resolve(
+        generic_model, release, None if pipeline is None else deploy, {number: {CONFIG: flag}}, **{CONFIG: other}
+    )
+    assert "infer_regions" not in stages[-1][CONFIG]
+
+
+def test_a_mapping_of_the_release_is_put_together_alike(
+    generic_model: str, registered_pipeline: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    text = yaml_of(generic_model, registered_pipeline, "custom_pipeline_args: {a: 1, b: 1}")
+    deploy = write(tmp_path / "deploy.yaml", text)
+    from vllm_omni.config.config_factory import StageConfigFactory
+
+    config = StageConfigFactory.create_from_model(
+        generic_model,
+        trust_remote_code=None,
+        cli_overrides={"stage_1_custom_pipeline_args": {"b": 2}},
+        deploy_config_path=str(deploy),
+    )
+    (stage,) = [stage for stage in config.stage_configs if stage.stage_id == 1]
+    assert stage.diffusion_config.custom_pipeline_args == ({"a": 1, "b": 2} if release >= (0, 30) else {"b": 2})
+
+
+def test_the_mapping_stays_away_from_language_model_stages(
+    generic_model: str, registered_pipeline: str, release: tuple[int, int], tmp_path: Path
+) -> None:
+    deploy = write(tmp_path / "deploy.yaml", yaml_of(generic_model, registered_pipeline, f"{CONFIG}: {{}}"))
+    thinker, dit = resolve(generic_model, release, deploy, diffusion_compile_config=TUNED)
+    assert dit[CONFIG] == TUNED
+    # 0.28.0 hands a global flag to every stage and drops it there when the stage's engine is built.
+    assert (CONFIG in thinker) == (release < (0, 30))
+
+
+WRONG = {"mode": "max-autotune"}
+REFUSED = f"{CONFIG}.mode is 'max-autotune', which uses CUDA graphs"
+
+
+def test_a_wrong_mapping_is_refused_before_a_stage_starts(
+    generic_model: str, pipeline: str | None, release: tuple[int, int], tmp_path: Path
+) -> None:
+    good = write(tmp_path / "good.yaml", yaml_of(generic_model, pipeline, "enforce_eager: false"))
+    number = 0 if pipeline is None else 1
+    with pytest.raises(ValueError, match=REFUSED):
+        resolve(generic_model, release, good, diffusion_compile_config=WRONG)
+    with pytest.raises(ValueError, match=REFUSED):
+        resolve(generic_model, release, good, {str(number): {CONFIG: WRONG}})
+    bad = write(tmp_path / "bad.yaml", yaml_of(generic_model, pipeline, f"{CONFIG}: {json.dumps(WRONG)}"))
+    with pytest.raises(ValueError, match=f"{bad}: stage {number}: {REFUSED}"):
+        resolve(generic_model, release, bad)

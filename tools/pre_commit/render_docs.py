@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
+import json
 import sys
 import types
 import typing
@@ -62,8 +64,22 @@ _GRAFT_TABLES = (
 _OPTIONS_INTRO = """\
 # Options
 
-Each option has one name on three surfaces: a flag of `vllm serve`, a key of a stage in the deploy YAML, and a keyword
-argument of `Omni`. The flag wins over the YAML, and the YAML over the default.
+Each option has one name on all surfaces: a flag of `vllm serve`, a key of a stage in the deploy YAML and in
+`--stage-overrides`, and a keyword argument of `Omni` and `OmniDiffusionConfig`. The flag wins over the YAML, and the
+YAML over the default; `--stage-overrides` wins over all of them, for its stage.
+"""
+
+_MAPPING_NOTES = """\
+A dotted flag sets one key: `{flag}.{key} {value}`.
+Flags that give the mapping more than once, dotted or as JSON, are taken together key by key; of a key that is given
+twice the later value counts, and dotted flags count as the last.
+
+Where the flag and the YAML both give the mapping, they are put together as vLLM-Omni does it with mappings of its own:
+on 0.30.0 key by key, and the flag wins where both have a key; on 0.28.0 the flag's mapping takes the place of the
+YAML's. What `--stage-overrides` gives takes the place of the flag's mapping on both releases.
+
+An unknown key, a value of the wrong type and values that contradict each other are refused by name before anything is
+loaded: on the command line as a usage error, in a deploy YAML with its path and stage.
 """
 
 
@@ -92,27 +108,52 @@ def render_options(settings: type[BaseModel]) -> str:
     for name, field in settings.model_fields.items():
         extra: Mapping[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         example = _example(field, extra)
+        mapping = _mapping(field)
         lines += [
             f"## `{name}`",
             "",
             _sentence(field.description or ""),
             "",
-            f"- Values: {_values(field.annotation)}",
-            f"- Default: `{_yaml(field.get_default(call_default_factory=True))}`",
+            f"- Values: {'a mapping of the keys below' if mapping else _values(field.annotation)}",
+            f"- Default: `{'{}' if mapping else _yaml(field.get_default(call_default_factory=True))}`",
             f"- Comes from: {extra.get('from', 'this package')}",
             "",
-            "| Surface | Example |",
-            "|---|---|",
         ]
+        if mapping:
+            lines += [*_keys(mapping), ""]
+        lines += ["| Surface | Example |", "|---|---|"]
         if "flag" in extra:
             command = f"vllm serve MODEL --omni {_flag_example(extra['flag'], example)}"
             lines.append(f"| Flag, `{_cell(extra['flag'])}` | `{command}` |")
+            if mapping:
+                dotted = " ".join(f"{extra['flag'].split()[0]}.{key} {_yaml(value)}" for key, value in example.items())
+                lines.append(f"| The same, dotted | `vllm serve MODEL --omni {dotted}` |")
         lines += [
             f"| Key of a stage in the deploy YAML | `{name}: {_yaml(example)}` |",
+            f"| Key of a stage in `--stage-overrides` | `'{json.dumps({'0': {name: example}})}'` |",
             f'| Keyword argument | `Omni(model="MODEL", {name}={_python(example)})` |',
             "",
         ]
+        if mapping and "flag" in extra:
+            key, value = next(iter(example.items()))
+            lines.append(_MAPPING_NOTES.format(flag=extra["flag"].split()[0], key=key, value=_yaml(value)))
     return "\n".join(lines)
+
+
+def _mapping(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model that owns a field's keys, if the field is a mapping."""
+    annotation: Any = field.annotation
+    return annotation if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else None
+
+
+def _keys(mapping: type[BaseModel]) -> list[str]:
+    lines = ["| Key | Values | Default | What it does |", "|---|---|---|---|"]
+    for key, field in mapping.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default = _yaml(field.get_default(call_default_factory=True))
+        cells = (f"`{key}`", str(extra.get("values") or _values(field.annotation)), f"`{default}`")
+        lines.append(f"| {' | '.join(map(_cell, (*cells, _sentence(field.description or ''))))} |")
+    return lines
 
 
 def _target(row: Graft) -> str:
@@ -168,7 +209,7 @@ def _flag_example(flag: str, value: Any) -> str:
     name = flag.split(maxsplit=1)[0]
     if "[no-]" in name:
         return name.replace("[no-]", "" if value else "no-")
-    return f"{name} {_yaml(value)}"
+    return f"{name} '{json.dumps(value)}'" if isinstance(value, dict) else f"{name} {_yaml(value)}"
 
 
 def _yaml(value: Any) -> str:
@@ -178,10 +219,14 @@ def _yaml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_yaml(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_yaml(item)}' for key, item in value.items())}}}"
     return str(value)
 
 
 def _python(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_python(key)}: {_python(item)}' for key, item in value.items())}}}"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

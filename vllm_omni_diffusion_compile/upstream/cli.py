@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
-from vllm_omni_diffusion_compile.settings import VAE, DiffusionCompileSettings
+from vllm_omni_diffusion_compile.errors import SettingError
+from vllm_omni_diffusion_compile.settings import (
+    CONFIG,
+    KEYS,
+    NAMES,
+    OWN,
+    VAE,
+    DiffusionCompileSettings,
+    merged,
+    plain_config,
+)
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
 logger = host_logger(__name__)
 
-_FLAG = "--diffusion-compile-vae"
 # Where vLLM keeps what `-O`, `-cc` and their long forms say.
 _LANGUAGE_MODEL_FLAGS = {
     "compilation_config": "--compilation-config (-cc, -O.key)",
@@ -26,26 +36,78 @@ _START_S = 1800
 _START_TIMEOUTS = {"stage_init_timeout": "--stage-init-timeout", "init_timeout": "--init-timeout"}
 
 
-def add_flags(add_cli_args: Callable[..., Any], *, missing: Callable[[], bool]) -> Callable[..., Any]:
-    """Add the flag to a parser for `--omni`, if the release lacks it when the parser is built."""
+def add_flags(add_cli_args: Callable[..., Any], *, missing: Callable[[str], bool]) -> Callable[..., Any]:
+    """Add our flags to a parser for `--omni`, those that the release lacks when the parser is built."""
 
     @functools.wraps(add_cli_args)
     def with_flags(parser: Any, *args: Any, **kwargs: Any) -> Any:
         parser = add_cli_args(parser, *args, **kwargs)
         omni = "--omni" in sys.argv or "--omni" in (getattr(parser, "usage", None) or "")
-        if omni and missing() and _FLAG not in parser._option_string_actions:
+        ours = [name for name in OWN if omni and missing(name) and _flag(name) not in parser._option_string_actions]
+        if ours:
             group = parser.add_argument_group(
                 title="DiffusionCompileConfig", description="Configuration of vllm-omni-diffusion-compile."
             )
-            group.add_argument(
-                _FLAG,
-                action=argparse.BooleanOptionalAction,
-                default=None,
-                help=f"{DiffusionCompileSettings.model_fields[VAE].description} (default: True)",
-            )
+            for name in ours:
+                group.add_argument(_flag(name), default=None, **_ARGUMENTS[name])
         return parser
 
     return with_flags
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}); {_EXPECTED_JSON}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object; {_EXPECTED_JSON}")
+    return value
+
+
+class _StoreMapping(argparse.Action):
+    """Store a checked mapping; given again, key by key.
+
+    vLLM's parser turns all dotted flags into one JSON object, which it puts behind the other arguments: what was said
+    in JSON beside them would be lost if the last one won.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        value = merged(before, values) if isinstance(before, dict) else values
+        try:
+            plain_config(value, _flag(self.dest))
+        except SettingError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        setattr(namespace, self.dest, value)
+
+
+def _description(name: str) -> str:
+    return str(DiffusionCompileSettings.model_fields[name].description)
+
+
+_EXPECTED_JSON = f"""expected a JSON object such as '{{"on_failure": "raise"}}', or {_flag(CONFIG)}.on_failure raise"""
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    VAE: {"action": argparse.BooleanOptionalAction, "help": f"{_description(VAE)} (default: True)"},
+    CONFIG: {
+        "action": _StoreMapping,
+        "type": _read_json,
+        "metavar": "JSON",
+        # Without a space or a hyphen in it, the help does not break the example into two lines.
+        "help": """How the compiler is used, as JSON: '{"on_failure":"raise"}'; or key by key: """
+        f"{_flag(CONFIG)}.on_failure raise. Keys: {', '.join(KEYS)}. (default: {{}})",
+    },
+}
 
 
 def name_flags_without_effect(validate: Callable[..., None]) -> Callable[..., None]:
@@ -57,10 +119,9 @@ def name_flags_without_effect(validate: Callable[..., None]) -> Callable[..., No
         if flags and getattr(args, "omni", False):
             logger.warning(
                 "%s: reaches language-model stages only. Diffusion stages are compiled as "
-                "--diffusion-compile-granularity, --diffusion-compile-dynamic and --diffusion-compile-vae say; "
-                "--enforce-eager switches all of it off.",
-                ", ".join(flags),
-            )
+                "%s say; --enforce-eager switches all of it off.",
+                ", ".join(flags), ", ".join(map(_flag, NAMES)),
+            )  # fmt: skip
 
     return with_warning
 

@@ -1,4 +1,4 @@
-"""`diffusion_compile_vae` on vLLM-Omni's configuration classes, and what they should refuse."""
+"""Our own settings on vLLM-Omni's configuration classes, and what they should refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Any
 import yaml
 
 from vllm_omni_diffusion_compile.errors import SettingError
-from vllm_omni_diffusion_compile.settings import NAMES, VAE, refuse_near_misses
+from vllm_omni_diffusion_compile.settings import (
+    CONFIG,
+    NAMES,
+    OWN,
+    DiffusionCompileSettings,
+    merged,
+    plain_config,
+    refuse_near_misses,
+)
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
 logger = host_logger(__name__)
@@ -23,35 +31,70 @@ _FROM_YAML = (*NAMES, "enforce_eager")
 _generic_stage: ContextVar[tuple[str | None, Mapping[str, Any]]] = ContextVar("_generic_stage", default=(None, {}))
 
 
-def with_name(constant: Any) -> Any:
-    """A constant that vLLM-Omni computed at import from the field names of a class, with our field's name in it."""
+def with_names(constant: Any) -> Any:
+    """A constant that vLLM-Omni computed at import from the field names of a class, with ours in it."""
     if isinstance(constant, tuple):
-        return (*constant, VAE)
-    return constant | {VAE}
+        return (*constant, *(name for name in OWN if name not in constant))
+    return constant | set(OWN)
 
 
-def with_deploy_field(constant: dict[str, Any]) -> dict[str, Any]:
+def with_deploy_fields(constant: dict[str, Any]) -> dict[str, Any]:
     from vllm_omni.config.stage_config import StageDeployConfig
 
-    return constant | {VAE: StageDeployConfig.__dataclass_fields__[VAE]}
+    return constant | {name: StageDeployConfig.__dataclass_fields__[name] for name in OWN}
 
 
 def for_diffusion_stages(constant: dict[Any, Any]) -> dict[Any, Any]:
     from vllm_omni.config.stage_config import StageExecutionType
 
     diffusion = StageExecutionType.DIFFUSION
-    return constant | {diffusion: constant[diffusion] | {VAE}}
+    return constant | {diffusion: constant[diffusion] | set(OWN)}
 
 
-def check_type(post_init: Callable[..., None]) -> Callable[..., None]:
+def projected_config(value: Any) -> dict[str, Any] | None:
+    """What the projection, a pydantic dataclass, makes of the mapping; its ValidationError holds our message."""
+    return plain_config(value)
+
+
+def check_values(post_init: Callable[..., None], *, ours: Callable[[str], bool]) -> Callable[..., None]:
+    """Have `OmniDiffusionConfig` refuse what our fields cannot hold; `ours` says whether a field is ours."""
+
     @functools.wraps(post_init)
     def __post_init__(self: Any) -> None:
-        value = getattr(self, VAE, True)
-        if not isinstance(value, bool):
-            raise TypeError(f"{VAE} must be a bool, got {type(value)!r}")
+        for name in filter(ours, OWN):
+            setattr(self, name, _checked(name, getattr(self, name)))
         post_init(self)
 
     return __post_init__
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return a value of one of our fields as it travels to the workers.
+
+    Raises:
+        SettingError, TypeError: The field cannot hold it.
+    """
+    if name == CONFIG:
+        return plain_config(value)
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value)!r}")
+    return value
+
+
+def name_deploy_errors(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Check our settings of every stage where a deploy YAML is read, while its path is known."""
+
+    @functools.wraps(load)
+    def load_deploy_config(path: str | Path) -> Any:
+        deploy = load(path)
+        for stage in deploy.stages:
+            try:
+                DiffusionCompileSettings.of(stage)
+            except SettingError as error:
+                raise SettingError(f"{path}: stage {stage.stage_id}: {error}") from None
+        return deploy
+
+    return load_deploy_config
 
 
 def refuse_full_with_distributed_offload(post_init: Callable[..., None]) -> Callable[..., None]:
@@ -87,20 +130,24 @@ def check_keywords(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def remember_generic_stage(resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """0.28.0: the default stage is built from keyword arguments that no longer hold the YAML or the overrides."""
+    """0.28.0: the default stage is built from keyword arguments that no longer hold the YAML or the overrides.
+
+    The mapping of a registered pipeline would be looked at in the worker only; it is checked here too.
+    """
 
     @functools.wraps(resolve)
-    def _resolve_stage_configs(self: Any, model: str, kwargs: dict[str, Any], **options: Any) -> Any:
-        from vllm_omni.entrypoints.utils import parse_stage_overrides
-
-        overrides = parse_stage_overrides(kwargs.get("stage_overrides")) or {}
-        token = _generic_stage.set((kwargs.get("deploy_config"), overrides.get("0") or {}))
+    def load_and_resolve_stage_configs(model: str, kwargs: dict[str, Any] | None, **options: Any) -> Any:
+        overrides = options.get("stage_overrides") or {}
+        plain_config((kwargs or {}).get(CONFIG))
+        for stage, values in overrides.items():
+            plain_config(values.get(CONFIG), f"stage_overrides[{stage!r}].{CONFIG}")
+        token = _generic_stage.set((options.get("deploy_config_path"), overrides.get("0") or {}))
         try:
-            return resolve(self, model, kwargs, **options)
+            return resolve(model, kwargs, **options)
         finally:
             _generic_stage.reset(token)
 
-    return _resolve_stage_configs
+    return load_and_resolve_stage_configs
 
 
 def complete_default_stage(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,13 +157,16 @@ def complete_default_stage(create: Callable[..., Any]) -> Callable[..., Any]:
     def _create_default_diffusion_stage_cfg(kwargs: dict[str, Any]) -> Any:
         deploy_config, overrides = _generic_stage.get()
         refuse_near_misses([*kwargs, *overrides], _host_fields())
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        # A mapping as a whole, as this release does for a registered pipeline.
         kwargs = (
-            kwargs | _deploy_settings(deploy_config, kwargs) | {n: overrides[n] for n in _FROM_YAML if n in overrides}
+            kwargs | _deploy_settings(deploy_config) | given | {n: overrides[n] for n in _FROM_YAML if n in overrides}
         )
+        said = {name: _default(name) if kwargs.get(name) is None else kwargs[name] for name in OWN}
+        ours = {name: _checked(name, value) for name, value in said.items()}
         stages = create(kwargs)
-        value = kwargs.get(VAE)
         for stage in stages:
-            stage["engine_args"][VAE] = True if value is None else value
+            stage["engine_args"].update(ours)
         return stages
 
     return _create_default_diffusion_stage_cfg
@@ -139,13 +189,15 @@ def apply_ignored_yaml(create: Callable[..., Any]) -> Callable[..., Any]:
     def create_typed_default_diffusion(cls: Any, model: str, kwargs: dict[str, Any]) -> Any:
         deploy_config, _ = _generic_stage.get()
         _generic_stage.set((None, {}))
-        return create(cls, model, kwargs | _deploy_settings(deploy_config, kwargs))
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        # Mappings key by key, as this release does for a registered pipeline.
+        return create(cls, model, kwargs | merged(_deploy_settings(deploy_config), given))
 
     return create_typed_default_diffusion
 
 
-def _deploy_settings(path: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first stage of a deploy YAML says of our settings, where `given` (flags, keywords) says nothing.
+def _deploy_settings(path: str | None) -> dict[str, Any]:
+    """What the first stage of a deploy YAML says of our settings.
 
     Everything else in the file is named, since vLLM-Omni reads none of it.
 
@@ -165,7 +217,7 @@ def _deploy_settings(path: str | None, given: Mapping[str, Any]) -> dict[str, An
         return {}
     refuse_near_misses(stage.engine_extras, _host_fields())
     said = {name: getattr(stage, name, None) for name in _FROM_YAML}
-    return {name: value for name, value in said.items() if value is not None and given.get(name) is None}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _name_ignored(path: str) -> None:
@@ -190,6 +242,12 @@ def _name_ignored(path: str) -> None:
             "Give them on the command line. Taken from stage 0: %s.",
             path, ", ".join(ignored), ", ".join(_FROM_YAML),
         )  # fmt: skip
+
+
+def _default(name: str) -> Any:
+    from vllm_omni.diffusion.data import OmniDiffusionConfig
+
+    return OmniDiffusionConfig.__dataclass_fields__[name].default
 
 
 def _host_fields() -> frozenset[str]:

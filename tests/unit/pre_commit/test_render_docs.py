@@ -11,6 +11,11 @@ from tools.pre_commit import render_docs
 from tools.pre_commit.render_docs import main, render_grafts, render_options
 
 
+class Keys(BaseModel):
+    level: Literal["low", "high"] = Field(default="low", description="How much | of it")
+    limit: int | None = Field(default=None, description="At most.", json_schema_extra={"values": "1 or more"})
+
+
 class Settings(BaseModel):
     scope: Literal["regional", "full"] = Field(
         default="regional",
@@ -22,6 +27,11 @@ class Settings(BaseModel):
         default=None, description="Seconds.", json_schema_extra={"flag": "--budget S", "example": 30}
     )
     sizes: list[str] = Field(default_factory=list, description="Sizes.", json_schema_extra={"example": ["1x1", "2x2"]})
+    tuning: Keys = Field(
+        default_factory=Keys,
+        description="Tuning.",
+        json_schema_extra={"flag": "--tuning JSON", "example": {"level": "high", "limit": 3}},
+    )
 
 
 @pytest.fixture
@@ -52,7 +62,7 @@ def test_grafts_say_how_to_switch_them_off_and_that_the_file_is_generated() -> N
 
 
 def test_options_show_values_default_and_an_example_on_each_surface() -> None:
-    scope, dynamic, budget, sizes = render_options(Settings).split("\n## ")[1:]
+    scope, dynamic, budget, sizes, _ = render_options(Settings).split("\n## ")[1:]
     assert "What is compiled.\n" in scope
     assert "- Values: `regional` or `full`\n- Default: `regional`\n- Comes from: vLLM-Omni\n" in scope
     assert "`--scope regional\\|full` | `vllm serve MODEL --omni --scope full`" in scope
@@ -67,6 +77,22 @@ def test_options_show_values_default_and_an_example_on_each_surface() -> None:
     assert "- Values: a list, each of a string\n- Default: `[]`\n" in sizes
     assert "| Flag" not in sizes
     assert "`sizes: [1x1, 2x2]`" in sizes
+
+
+def test_a_mapping_shows_its_keys_and_each_way_to_give_it() -> None:
+    text = render_options(Settings).partition("## `tuning`")[2]
+    assert "- Values: a mapping of the keys below\n- Default: `{}`\n" in text
+    assert "| `level` | `low` or `high` | `low` | How much \\| of it. |" in text
+    assert "| `limit` | 1 or more | `null` | At most. |" in text
+    for example in (
+        """--omni --tuning '{"level": "high", "limit": 3}'`""",
+        "--omni --tuning.level high --tuning.limit 3`",
+        "`tuning: {level: high, limit: 3}`",
+        """`'{"0": {"tuning": {"level": "high", "limit": 3}}}'`""",
+        """`Omni(model="MODEL", tuning={"level": "high", "limit": 3})`""",
+        "`--tuning.level high`.\nFlags that give the mapping more than once",
+    ):
+        assert example in text
 
 
 def test_page_that_is_out_of_step_fails_with_a_diff(
