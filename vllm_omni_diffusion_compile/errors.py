@@ -2,8 +2,10 @@
 
 DiffusionCompileError
 ├── SettingError      an option that the user gave: wrong value, wrong type, a name that is nearly one of ours
-└── GraftError        vLLM-Omni is not what a graft expects
-    └── ...           names target, expected and found; nothing of the target's module has been touched
+├── GraftError        vLLM-Omni is not what a graft expects
+│   └── ...           names target, expected and found; nothing of the target's module has been touched
+├── ComponentError    a pipeline declares a component that does not exist
+└── RankFailedError   a compiled region failed on one rank after it had communicated with the others
 """
 
 
@@ -30,3 +32,28 @@ class GraftError(DiffusionCompileError, RuntimeError):
         self.target = target
         self.expected = expected
         self.found = found
+
+
+class ComponentError(DiffusionCompileError, AttributeError):
+    """A declared path that resolves to nothing. The message names the path and the part that is missing."""
+
+
+class RankFailedError(DiffusionCompileError, RuntimeError):
+    """A compiled region failed on one rank in the middle of what it does together with others.
+
+    Running it again there would send twice what the other ranks expect once, so the request fails instead.
+
+    Args:
+        rank: The rank that failed.
+        where: Component and region.
+        error: What the compiled region raised.
+    """
+
+    def __init__(self, rank: int, where: str, error: BaseException) -> None:
+        super().__init__(
+            f"rank {rank}: the compiled {where} failed after it had communicated with the other ranks "
+            f"({type(error).__name__}: {error}), so it cannot be run again eagerly; restart the stage, with "
+            "--enforce-eager if it happens again"
+        )
+        self.rank = rank
+        self.where = where

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 
 CALLS = 2000
 
@@ -44,14 +45,14 @@ class CachingDecoder(Decoder):
         self.conv_idx = [0]
 
 
-def _fail(error: Exception) -> None:
-    raise error
+def _fail(failure: Failure) -> None:
+    raise RuntimeError("the benchmark's function failed") from failure.error
 
 
 def _pair(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Compile once, so that both arms meet the same guards: bare, and under the wrapper."""
     compiled = torch.compile(function, backend="eager")
-    return compiled, FallbackCallable(function, compiled, on_fallback=_fail)
+    return compiled, FallbackCallable(function, compiled, Latch("benchmark", _fail))
 
 
 def _microseconds(call: Callable[..., Any], z: torch.Tensor) -> float:

@@ -10,13 +10,21 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters  # see events.py; read in place, since this runs at every call
 
-from vllm_omni_diffusion_compile.compile.state import CallState, restore
+from vllm_omni_diffusion_compile.compile.latch import Latch, chain, first_line, without_frames
+from vllm_omni_diffusion_compile.compile.ranks import RankGroup
+from vllm_omni_diffusion_compile.compile.state import ArgumentState, CallState, restore
+from vllm_omni_diffusion_compile.errors import RankFailedError
+
+__all__ = ["FallbackCallable", "compile_with_fallback", "first_line"]
+
+# Told how many frames torch looked at in a call, and the call's arguments; returns how many graphs it compiled.
+OnCompile = Callable[[int, tuple[Any, ...], Mapping[str, Any]], int]
 
 
 class FallbackCallable:
@@ -24,61 +32,77 @@ class FallbackCallable:
 
     Safe to call from several threads.
 
-    Attributes:
-        graphs: Graphs compiled during calls of this callable.
-
     Args:
         eager: The original callable; the new one carries its name and signature.
         compiled: What `torch.compile` returned for it.
-        on_fallback: Told the error, once, after eager gave a result that compiled did not.
-        passes_through: Errors that are no failure of the call (an aborted request, a client error). They are raised as
-            they are and nothing is tried again; KeyboardInterrupt and other BaseExceptions always are.
+        latch: Closed by the failure; shared by all callables that the same failure would meet.
+        on_compile: See above; called after a call in which torch compiled, or tried to.
         hold: Asked before a call as long as nothing was compiled in one: whether to run it eagerly for now.
+        keeps_state: Whether the owner of `eager` may keep caches that a failed call leaves half written, as video VAEs
+            do; else only what is among the arguments is put back before a retry.
+        fails_closed: Raise what a compiled call raises instead of trying it eagerly.
+        ranks: The ranks that run this together, if it is more than one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each switches one thing, by name
         self,
         eager: Callable[..., Any],
         compiled: Callable[..., Any],
+        latch: Latch,
         *,
-        on_fallback: Callable[[Exception], None],
-        passes_through: tuple[type[BaseException], ...] = (),
+        on_compile: OnCompile | None = None,
         hold: Callable[[], bool] | None = None,
+        keeps_state: bool = True,
+        fails_closed: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
         functools.update_wrapper(self, eager)
-        self.graphs = 0
         self._eager = eager
-        self._compiled: Callable[..., Any] | None = compiled
-        self._on_fallback = on_fallback
-        self._passes_through = passes_through
+        self._compiled = compiled
+        self._latch = latch
+        self._on_compile = on_compile
         self._hold = hold
-        self._capture = CallState(eager).capture
+        self._fails_closed = fails_closed
+        self._ranks = ranks
+        self._capture = (CallState(eager) if keeps_state else ArgumentState()).capture
         self._failing = threading.RLock()
 
     @property
     def latched(self) -> bool:
         """Whether every call runs eagerly now."""
-        return self._compiled is None
+        return self._latch.closed
+
+    @property
+    def graphs(self) -> int:
+        """Graphs compiled in calls of this and of what shares its latch."""
+        return self._latch.graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what is in use now; see the rule at the top of this module."""
-        compiled = self._compiled
-        if compiled is None:
-            return self._eager(*args, **kwargs)
-        if not self.graphs and self._hold is not None and self._hold():
+        latch = self._latch
+        if latch.closed or (self._hold is not None and not latch.graphs and self._hold()):
             return self._eager(*args, **kwargs)
         before = self._capture(args, kwargs)
-        graphs = counters["stats"]["unique_graphs"]
+        sent = self._ranks.sent() if self._ranks is not None else (0, 0)
+        frames = counters["frames"]["total"]
         try:
-            return compiled(*args, **kwargs)
-        except self._passes_through:
+            return self._compiled(*args, **kwargs)
+        except latch.passes_through:
             raise
-        except Exception as error:  # noqa: BLE001 - eager decides whose fault it was
-            out_of_memory = any(isinstance(link, torch.OutOfMemoryError) for link in _chain(error))
-            failure = _without_frames(error)
+        except RankFailedError:
+            raise
+        except Exception as error:
+            if self._fails_closed:
+                raise
+            if self._ranks is not None:
+                first_frame = not latch.graphs and counters["frames"]["total"] == frames + 1
+                if self._ranks.may_have_communicated(sent, first_frame=first_frame):
+                    raise RankFailedError(self._ranks.rank, latch.name, error) from error
+            out_of_memory = any(isinstance(link, torch.OutOfMemoryError) for link in chain(error))
+            failure = without_frames(error)
         finally:
-            if (now := counters["stats"]["unique_graphs"]) != graphs:
-                self.graphs += now - graphs
+            if (looked_at := counters["frames"]["total"] - frames) > 0 and self._on_compile is not None:
+                latch.graphs += self._on_compile(looked_at, args, kwargs)
         # Outside of the except block, so that nothing keeps the tensors of the failed call alive while eager runs.
         # One thread at a time: what one puts back, another one's eager run may just have written.
         with self._failing:
@@ -86,9 +110,7 @@ class FallbackCallable:
             if out_of_memory:
                 _empty_cache()
             result = self._eager(*args, **kwargs)
-            first, self._compiled = self._compiled is not None, None
-        if first:
-            self._on_fallback(failure)
+        latch.close(failure)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,55 +120,34 @@ class FallbackCallable:
 
 def compile_with_fallback(
     function: Callable[..., Any],
+    latch: Latch,
     *,
     on_setup_failure: Callable[[Exception], None],
-    on_fallback: Callable[[Exception], None],
-    passes_through: tuple[type[BaseException], ...] = (),
-    hold: Callable[[], bool] | None = None,
-    **compile_options: Any,
+    compile_options: Mapping[str, Any],
+    fails_closed: bool = False,
+    **options: Any,
 ) -> tuple[Callable[..., Any], bool]:
     """Compile a callable so that the compiler cannot take a request down.
 
     Args:
         function: What to compile.
+        latch: See `FallbackCallable`.
         on_setup_failure: Told the error when `torch.compile` itself raises.
-        on_fallback: See `FallbackCallable`.
-        passes_through: See `FallbackCallable`.
-        hold: See `FallbackCallable`.
-        **compile_options: Handed to `torch.compile`.
+        compile_options: Handed to `torch.compile`.
+        fails_closed: See `FallbackCallable`; what `torch.compile` itself raises is raised too.
+        **options: Handed to `FallbackCallable`.
 
     Returns:
         The callable to use from now on, and whether it is compiled; the original one if setting up failed.
     """
     try:
         compiled = torch.compile(function, **compile_options)
-    except Exception as error:  # noqa: BLE001 - whatever a backend raises while it is set up, eager is there
+    except Exception as error:  # whatever a backend raises while it is set up, eager is there
+        if fails_closed:
+            raise
         on_setup_failure(error)
         return function, False
-    call = FallbackCallable(function, compiled, on_fallback=on_fallback, passes_through=passes_through, hold=hold)
-    return call, True
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an error's text, for one line in a log."""
-    return next(iter(str(error).strip().splitlines()), "no message")
-
-
-def _without_frames(error: Exception) -> Exception:
-    """Drop the tracebacks of an error and of what caused it: their frames hold the tensors of the failed call."""
-    for link in list(_chain(error)):
-        link.__traceback__ = None
-    return error
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what caused it; Dynamo wraps what a backend raised."""
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
+    return FallbackCallable(function, compiled, latch, fails_closed=fails_closed, **options), True
 
 
 def _itself(value: Any) -> Any:

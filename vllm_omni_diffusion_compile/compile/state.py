@@ -40,12 +40,7 @@ class CallState:
         attributes = self._attributes
         if attributes is not None and (self._stateful or len(attributes) != self._seen):
             self._capture_attributes(attributes, snapshot)
-        for value in args:
-            if type(value) is list or type(value) is dict:
-                _add(snapshot, value)
-        for value in kwargs.values():
-            if type(value) is list or type(value) is dict:
-                _add(snapshot, value)
+        _add_arguments(snapshot, args, kwargs)
         return snapshot
 
     def _capture_attributes(self, attributes: dict[str, Any], snapshot: Snapshot) -> None:
@@ -63,6 +58,16 @@ class CallState:
                 _add(snapshot, value)
 
 
+class ArgumentState:
+    """Lists and dicts among the arguments of a callable whose owner keeps no state, as blocks of a transformer do."""
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
+        """Copy what the call may change."""
+        snapshot: Snapshot = []
+        _add_arguments(snapshot, args, kwargs)
+        return snapshot
+
+
 def restore(snapshot: Snapshot) -> None:
     """Put back what `CallState.capture` copied."""
     for container, before in snapshot:
@@ -74,6 +79,15 @@ def restore(snapshot: Snapshot) -> None:
         for name, value in before.items():
             if container.get(name) is not value:
                 container[name] = value
+
+
+def _add_arguments(snapshot: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for value in args:
+        if type(value) is list or type(value) is dict:
+            _add(snapshot, value)
+    for value in kwargs.values():
+        if type(value) is list or type(value) is dict:
+            _add(snapshot, value)
 
 
 def _add(snapshot: Snapshot, container: Any) -> None:

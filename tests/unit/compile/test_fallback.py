@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import threading
@@ -14,17 +15,25 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable, compile_with_fallback, first_line
+from vllm_omni_diffusion_compile.compile.events import record_compilations
+from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable, compile_with_fallback
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, first_line
 
 
 class Report:
-    """Records what a FallbackCallable tells."""
+    """Records what a latch or `compile_with_fallback` tells."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
 
-    def __call__(self, error: Exception) -> None:
+    def __call__(self, told: Exception | Failure) -> None:
+        error = told.error if isinstance(told, Failure) else told
+        assert error is not None
         self.errors.append(error)
+
+
+def latch(report: Report | None = None, **options: Any) -> Latch:
+    return Latch("vae.decode", report or Report(), **options)
 
 
 def failing(error: BaseException, calls: list[str]) -> Callable[..., Any]:
@@ -37,7 +46,7 @@ def failing(error: BaseException, calls: list[str]) -> Callable[..., Any]:
 
 def test_a_call_that_works_is_the_compiled_one() -> None:
     report = Report()
-    call = FallbackCallable(lambda x: ("eager", x), lambda x: ("compiled", x), on_fallback=report)
+    call = FallbackCallable(lambda x: ("eager", x), lambda x: ("compiled", x), latch(report))
     assert call(3) == ("compiled", 3)
     assert report.errors == []
 
@@ -45,7 +54,7 @@ def test_a_call_that_works_is_the_compiled_one() -> None:
 def test_the_compilers_fault_makes_it_eager_for_good() -> None:
     calls: list[str] = []
     report = Report()
-    call = FallbackCallable(lambda x: x + 1, failing(RuntimeError("no g++\nsecond line"), calls), on_fallback=report)
+    call = FallbackCallable(lambda x: x + 1, failing(RuntimeError("no g++\nsecond line"), calls), latch(report))
     assert [call(1), call(2), call(3)] == [2, 3, 4]
     assert calls == ["compiled"]
     assert call.latched
@@ -59,7 +68,7 @@ def test_an_error_of_the_call_itself_propagates_and_latches_nothing() -> None:
     def eager(value: int) -> int:
         raise ValueError(f"bad latent {value}")
 
-    call = FallbackCallable(eager, failing(RuntimeError("wrapped"), calls), on_fallback=report)
+    call = FallbackCallable(eager, failing(RuntimeError("wrapped"), calls), latch(report))
     for value in (1, 2):
         with pytest.raises(ValueError, match=f"bad latent {value}"):
             call(value)
@@ -72,7 +81,7 @@ def test_an_error_of_the_call_itself_propagates_and_latches_nothing() -> None:
 def test_interrupts_pass_through_untried(error: BaseException) -> None:
     eager_calls: list[int] = []
     report = Report()
-    call = FallbackCallable(eager_calls.append, failing(error, []), on_fallback=report)
+    call = FallbackCallable(eager_calls.append, failing(error, []), latch(report))
     with pytest.raises(type(error)):
         call(1)
     assert eager_calls == []
@@ -84,9 +93,7 @@ def test_errors_that_are_no_failure_pass_through_untried() -> None:
         pass
 
     eager_calls: list[int] = []
-    call = FallbackCallable(
-        eager_calls.append, failing(Aborted("by the client"), []), on_fallback=Report(), passes_through=(Aborted,)
-    )
+    call = FallbackCallable(eager_calls.append, failing(Aborted("by the client"), []), latch(passes_through=(Aborted,)))
     with pytest.raises(Aborted):
         call(1)
     assert eager_calls == []
@@ -119,7 +126,7 @@ def test_mutable_state_is_what_it_was_when_eager_runs() -> None:
     def compiled() -> list[int | None]:
         return vae.decode(fail_at=2)
 
-    call = FallbackCallable(vae.decode, compiled, on_fallback=Report())
+    call = FallbackCallable(vae.decode, compiled, latch())
     # Without the restore, eager would start at index 2 and run off the end of the cache.
     assert call() == [0, 1, 2]
     assert vae.frames == 3
@@ -137,7 +144,7 @@ def test_a_cache_among_the_arguments_is_restored_too() -> None:
         raise RuntimeError("after the cache was written")
 
     feat_cache, feat_idx = [[7]], {"at": 4}
-    call = FallbackCallable(decode, compiled, on_fallback=Report())
+    call = FallbackCallable(decode, compiled, latch())
     assert call(1, feat_cache, feat_idx=feat_idx) == 2
     assert feat_cache == [[7, 1]]
     assert feat_idx == {"at": 5}
@@ -151,7 +158,7 @@ def test_two_threads_that_fail_at_once_get_results_and_one_report() -> None:
         both.wait()
         raise RuntimeError("both at once")
 
-    call = FallbackCallable(lambda x: x * 2, compiled, on_fallback=report)
+    call = FallbackCallable(lambda x: x * 2, compiled, latch(report))
     results: dict[int, int] = {}
     threads = [threading.Thread(target=lambda n=n: results.update({n: call(n)})) for n in (1, 2)]
     for thread in threads:
@@ -179,7 +186,7 @@ def test_threads_that_fail_with_state_do_not_undo_each_others_eager_run() -> Non
         time.sleep(0.01 * x)
         raise RuntimeError("both at once")
 
-    call = FallbackCallable(Lazy().decode, compiled, on_fallback=Report())
+    call = FallbackCallable(Lazy().decode, compiled, latch())
     results: dict[int, object] = {}
 
     def run(x: int) -> None:
@@ -216,7 +223,7 @@ def test_a_cache_that_appears_late_is_seen() -> None:
         outcome.append(True)
         return length
 
-    call = FallbackCallable(vae.decode, compiled, on_fallback=Report())
+    call = FallbackCallable(vae.decode, compiled, latch())
     assert [call(1), call(2)] == [1, 2]
     assert vae.feat_cache == [1, 2]
 
@@ -225,7 +232,7 @@ def test_nothing_is_compiled_while_it_is_held() -> None:
     calls: list[str] = []
     held = [True]
     call = FallbackCallable(
-        lambda: calls.append("eager"), lambda: calls.append("compiled"), on_fallback=Report(), hold=lambda: held[0]
+        lambda: calls.append("eager"), lambda: calls.append("compiled"), latch(), hold=lambda: held[0]
     )
     call()
     held[0] = False
@@ -242,7 +249,7 @@ def test_a_copy_of_the_component_decodes_eagerly() -> None:
             return x * self.scale
 
     vae = Vae()
-    vae.decode = FallbackCallable(vae.eager, lambda x: -1, on_fallback=Report())
+    vae.decode = FallbackCallable(vae.eager, lambda x: -1, latch())
     twin = copy.deepcopy(vae)
     twin.scale = 3
     assert (vae.decode(2), twin.decode(2)) == (-1, 6)
@@ -268,7 +275,7 @@ def test_out_of_memory_frees_what_the_failed_call_held_before_eager_runs(
         events.append(f"eager, activation alive: {held[0]() is not None}")
         return "picture"
 
-    call = FallbackCallable(eager, compiled, on_fallback=Report())
+    call = FallbackCallable(eager, compiled, latch())
     gc.disable()
     try:
         assert call() == "picture"
@@ -281,7 +288,9 @@ def test_signature_and_name_stay_those_of_the_original() -> None:
     def decode(z: torch.Tensor, return_dict: bool = True) -> torch.Tensor:
         return z
 
-    call, activated = compile_with_fallback(decode, on_setup_failure=Report(), on_fallback=Report(), backend="eager")
+    call, activated = compile_with_fallback(
+        decode, latch(), on_setup_failure=Report(), compile_options={"backend": "eager"}
+    )
     assert activated
     assert inspect.signature(call) == inspect.signature(decode)
     assert call.__name__ == "decode"
@@ -297,7 +306,7 @@ def test_a_failing_set_up_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -
     def decode() -> None:
         return None
 
-    assert compile_with_fallback(decode, on_setup_failure=report, on_fallback=Report()) == (decode, False)
+    assert compile_with_fallback(decode, latch(), on_setup_failure=report, compile_options={}) == (decode, False)
     assert [str(error) for error in report.errors] == ["no such mode"]
 
 
@@ -306,7 +315,9 @@ def test_a_backend_that_fails_in_the_real_compiler_is_survived() -> None:
         raise NotImplementedError("this backend cannot do anything")
 
     report = Report()
-    call, _ = compile_with_fallback(lambda x: x * 2 + 1, on_setup_failure=report, on_fallback=report, backend=backend)
+    call, _ = compile_with_fallback(
+        lambda x: x * 2 + 1, latch(report), on_setup_failure=report, compile_options={"backend": backend}
+    )
     assert torch.equal(call(torch.ones(3)), torch.full((3,), 3.0))
     assert len(report.errors) == 1
     assert "cannot do anything" in str(report.errors[0])
@@ -314,7 +325,11 @@ def test_a_backend_that_fails_in_the_real_compiler_is_survived() -> None:
 
 def test_graphs_counts_what_was_compiled_in_its_calls() -> None:
     call, _ = compile_with_fallback(
-        lambda x: x.sin() + 1, on_setup_failure=Report(), on_fallback=Report(), backend="eager", dynamic=False
+        lambda x: x.sin() + 1,
+        latch(),
+        on_setup_failure=Report(),
+        on_compile=functools.partial(record_compilations, "vae", "decode"),
+        compile_options={"backend": "eager", "dynamic": False},
     )
     assert isinstance(call, FallbackCallable)
     call(torch.ones(3))

@@ -1,0 +1,143 @@
+"""Regions: the modules of a component that repeat, and are compiled once for all of their kind.
+
+A model of its release declares them in `_repeated_blocks`. Where it declares none they are inferred from structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+# Attributes under which a wrapper keeps the module it wraps: FSDP, torch.compile, DataParallel and the like. A block of
+# a model may have a `module` of its own, so that one counts only where a declared class lies below it.
+_WRAPPED = ("_fsdp_wrapped_module", "_orig_mod")
+_PERHAPS_WRAPPED = (*_WRAPPED, "module")
+# The class that `fully_shard` (FSDP2, which HSDP is built on) puts between a module's class and a new one of its own.
+_SHARDED = "FSDPModule"
+# A list of modules is worth compiling if it holds a tenth of the component, and all such lists have to hold half of it.
+_LIST_SHARE = 0.1
+_TOTAL_SHARE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Region:
+    """A module whose forward is compiled.
+
+    Args:
+        path: In its component, dotted.
+        cls: Name of its class, as its author wrote it.
+        module: The module itself, without wrappers.
+    """
+
+    path: str
+    cls: str
+    module: nn.Module
+
+
+def declared_regions(component: nn.Module, declared: Collection[str], lists: Collection[str] = ()) -> list[Region]:
+    """Find the blocks that a component declares.
+
+    Args:
+        component: The component.
+        declared: Class names, its `_repeated_blocks`; OmniVoice names the attribute of the list there.
+        lists: Attribute names of lists whose members are blocks whatever their class, its
+            `_layerwise_offload_blocks_attrs`.
+
+    Returns:
+        The outermost blocks, each without its wrappers, in the order of the component. A block inside of another one is
+        compiled as a part of that.
+    """
+
+    def block(path: str, module: nn.Module) -> nn.Module | None:
+        for layer in _layers(module, _PERHAPS_WRAPPED):
+            if not declared_names.isdisjoint((type(layer).__name__, _own_class(layer))):
+                return layer
+        owner, _, name = path.rpartition(".")
+        listed = name.isdigit() and owner.rpartition(".")[2] in list_names
+        return _unwrapped(module) if listed else None
+
+    declared_names = frozenset(declared)
+    list_names = declared_names.union(lists)
+    if not declared_names:
+        return []
+    return [
+        Region(path=path, cls=_own_class(found), module=found)
+        for path, module in _outermost(component, lambda path, module: block(path, module) is not None)
+        if (found := block(path, module)) is not None
+    ]
+
+
+def inferred_regions(component: nn.Module) -> list[Region]:
+    """Find the blocks of a component that declares none.
+
+    A `ModuleList` of two or more modules of one class counts if it holds a tenth of the component's parameters; the
+    lists that count have to hold half of them together.
+
+    Returns:
+        The members of these lists, in the order of the component; empty if most of the component does not repeat.
+    """
+    total = _parameters(component)
+    lists = [
+        (path, members)
+        for path, members in _outermost(component, lambda _, module: _repeats(module))
+        if _parameters(members) >= _LIST_SHARE * total
+    ]
+    if sum(_parameters(members) for _, members in lists) < max(_TOTAL_SHARE * total, 1):
+        return []
+    return [
+        Region(path=f"{path}.{name}", cls=_own_class(inner), module=inner)
+        for path, members in lists
+        for name, member in members.named_children()
+        for inner in [_unwrapped(member)]
+    ]
+
+
+def _outermost(component: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of what is wanted below a component, without looking into it; each module once."""
+    seen: set[int] = set()
+
+    def walk(parent: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+        for name, child in parent.named_children():
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+            path = f"{prefix}{name}"
+            if wanted(path, child):
+                yield path, child
+            else:
+                yield from walk(child, f"{path}.")
+
+    yield from walk(component, "")
+
+
+def _layers(module: nn.Module, attributes: Sequence[str]) -> Iterator[nn.Module]:
+    """Yield a module, what it wraps, what that wraps, and so on."""
+    layer: nn.Module | None = module
+    while layer is not None:
+        yield layer
+        inner = (vars(layer).get("_modules", {}).get(name) for name in attributes)
+        layer = next((found for found in inner if found is not None), None)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    return list(_layers(module, _WRAPPED))[-1]
+
+
+def _repeats(module: nn.Module) -> bool:
+    if not isinstance(module, nn.ModuleList) or len(module) < 2:
+        return False
+    return len({type(_unwrapped(member)) for member in module}) == 1 and any(True for _ in module.parameters())
+
+
+def _own_class(module: nn.Module) -> str:
+    """Class name of a module as its author wrote it: `fully_shard` puts a class of its own in front."""
+    cls = type(module)
+    if any(base.__name__ == _SHARDED for base in cls.__bases__):
+        return cls.__bases__[-1].__name__
+    return cls.__name__
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,131 @@
+"""Compile scopes: the repeated blocks of a component (regional), or all of it (full)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+from vllm_omni_diffusion_compile.compile.regions import Region, declared_regions, inferred_regions
+
+Scope = Literal["regional", "full"]
+
+# Where vLLM-Omni's hooks (offload, caches) keep the forward that they dispatch to, and themselves.
+_ORIGINAL_FORWARD = "_omni_original_forward"
+_HOOKS = "_hook_registry"
+
+
+class Protect(Protocol):
+    """Makes the callable that falls back, and says what `torch.compile` is given."""
+
+    def compile_options(self, region: str) -> Mapping[str, Any]:
+        """Options of `torch.compile` for regions of a class."""
+
+    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> FallbackCallable:
+        """Wrap what `torch.compile` returned; callables of one region class share their latch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScopeOutcome:
+    """What became of one component.
+
+    Args:
+        path: Of the component in its pipeline.
+        scope: What was asked for.
+        regions: How many modules of each class will be compiled at their first call; empty if nothing is.
+        inferred: Whether the regions were inferred.
+        reason: Why nothing is compiled; else empty.
+        error: What `torch.compile` raised while it was set up; the component is as it was.
+    """
+
+    path: str
+    scope: Scope
+    regions: Mapping[str, int] = field(default_factory=dict)
+    inferred: bool = False
+    reason: str = ""
+    error: Exception | None = None
+
+
+def compile_component(component: nn.Module, path: str, *, scope: Scope, protect: Protect, infer: bool) -> ScopeOutcome:
+    """Set a component up to be compiled at its first call: all of it or nothing.
+
+    Args:
+        component: The component; in regional scope the forwards of its blocks are replaced, in full scope what calling
+            it does.
+        path: How its pipeline calls it.
+        scope: `regional` or `full`.
+        protect: See `Protect`.
+        infer: Whether to infer the blocks of a component that declares none.
+    """
+    if scope == "full":
+        return _compile_all(component, path, protect)
+    regions, inferred, reason = _regions(component, infer)
+    if not regions:
+        return ScopeOutcome(path=path, scope=scope, reason=reason)
+    try:
+        forwards = [(region, *_compiled(region, protect)) for region in regions]
+    except Exception as error:  # noqa: BLE001 - nothing was assigned yet, so eager is what is there
+        return ScopeOutcome(path=path, scope=scope, reason="torch.compile could not be set up", error=error)
+    for region, eager, forward in forwards:
+        _replace_forward(region.module, eager, forward)
+    counts = Counter(region.cls for region in regions)
+    return ScopeOutcome(path=path, scope=scope, regions=dict(counts), inferred=inferred)
+
+
+def _regions(component: nn.Module, infer: bool) -> tuple[list[Region], bool, str]:
+    """Return regions that are not compiled yet, whether they were inferred, and why there are none."""
+    declared = tuple(getattr(component, "_repeated_blocks", None) or ())
+    lists = tuple(getattr(component, "_layerwise_offload_blocks_attrs", None) or ())
+    regions = declared_regions(component, declared, lists)
+    inferred = not declared
+    if declared and not regions:
+        return [], False, f"it declares _repeated_blocks {list(declared)}, and has no module of these classes"
+    if inferred:
+        if not infer:
+            return [], False, "it declares no _repeated_blocks, and infer_regions is off"
+        regions = inferred_regions(component)
+    if not regions:
+        return [], True, "it declares no _repeated_blocks, and most of it does not repeat"
+    fresh = [region for region in regions if not isinstance(_forward_of(region.module), FallbackCallable)]
+    return fresh, inferred, "" if fresh else "its blocks are compiled as those of another component"
+
+
+def _compiled(region: Region, protect: Protect) -> tuple[Callable[..., Any], FallbackCallable]:
+    eager = _forward_of(region.module)
+    compiled = torch.compile(eager, **protect.compile_options(region.cls))
+    return eager, protect(eager, compiled, region.cls)
+
+
+def _forward_of(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward that computes, inside of whatever hooks dispatch to it."""
+    return getattr(module, _ORIGINAL_FORWARD, None) or module.forward
+
+
+def _replace_forward(module: nn.Module, eager: Callable[..., Any], forward: Callable[..., Any]) -> None:
+    if getattr(module, _ORIGINAL_FORWARD, None) is None:
+        module.forward = forward
+        return
+    # Hooks move weights and synchronize streams, which must stay out of the graph; some keep a reference of their own.
+    setattr(module, _ORIGINAL_FORWARD, forward)
+    for hook in getattr(getattr(module, _HOOKS, None), "_hooks", {}).values():
+        reference = getattr(hook, "fn_ref", None)
+        if reference is not None and reference.original_forward == eager:
+            reference.original_forward = forward
+
+
+def _compile_all(component: nn.Module, path: str, protect: Protect) -> ScopeOutcome:
+    region = type(component).__name__
+    try:
+        component.compile(**protect.compile_options(region))
+    except Exception as error:  # noqa: BLE001 - the component is called as before
+        return ScopeOutcome(path=path, scope="full", reason="torch.compile could not be set up", error=error)
+    # What `nn.Module.compile` sets, and calling the module then calls.
+    compiled = getattr(component, "_compiled_call_impl", None)
+    if compiled is not None:
+        component._compiled_call_impl = protect(component._call_impl, compiled, region)  # noqa: SLF001
+    return ScopeOutcome(path=path, scope="full", regions={region: 1})
