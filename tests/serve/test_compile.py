@@ -65,7 +65,9 @@ def eager(klein: Path) -> Iterator[Server]:
     processes = ("--distributed-executor-backend", "mp")
     settings = ("--enforce-eager", "--no-diffusion-compile-vae", "--no-diffusion-compile-dynamic")
     scope = ("--diffusion-compile-granularity", "full")
-    with Server(klein, *processes, *settings, *scope, env=PROBE, ready_timeout_s=READY_S) as server:
+    flag = "--diffusion-compile-config"
+    config = (flag, '{"recompile_limit": 16}', f"{flag}.on_failure", "raise", f"{flag}.infer_regions=false")
+    with Server(klein, *processes, *settings, *scope, *config, env=PROBE, ready_timeout_s=READY_S) as server:
         yield server
 
 
@@ -96,12 +98,13 @@ def test_the_picture_is_the_eager_one(compiled: tuple[Server, float], eager: Ser
 
 def test_the_defaults_reach_the_worker(compiled: tuple[Server, float]) -> None:
     (line,) = [line for line in messages(compiled[0]) if "PROBE worker" in line]
-    assert line.endswith("eager=False, granularity=regional, dynamic=True, vae=True")
+    assert line.endswith("eager=False, granularity=regional, dynamic=True, vae=True, config=None")
 
 
 def test_each_flag_reaches_a_worker_process(eager: Server) -> None:
     (line,) = [line for line in messages(eager) if "PROBE worker" in line]
-    assert line.endswith("eager=True, granularity=full, dynamic=False, vae=False")
+    config = {"on_failure": "raise", "infer_regions": False, "recompile_limit": 16}
+    assert line.endswith(f"eager=True, granularity=full, dynamic=False, vae=False, config={config}")
     assert int(re.search(r"PROBE worker (\d+)", line)[1]) != eager.pid  # type: ignore[index]
     assert "No real request-path warmup: compilation is off (enforce_eager)" in eager.log
 
@@ -111,6 +114,13 @@ def test_a_vae_that_cannot_be_compiled_is_decoded_eagerly(klein: Path, caches: P
         assert psnr(draw(server, "256x256", steps=4), draw(eager, "256x256", steps=4)) >= 40
         (line,) = [line for line in messages(server) if "disabling compilation and retrying eagerly" in line]
     assert "vae.decode" in line and "RuntimeError: PROBE broke the compiled decode" in line
+
+
+def test_without_a_compiler_the_server_starts_and_says_so_once(klein: Path, eager: Server) -> None:
+    with Server(klein, env={"CXX": "/nonexistent/c++"}, ready_timeout_s=READY_S) as server:
+        assert psnr(draw(server, "256x256", steps=4), draw(eager, "256x256", steps=4)) >= 40
+        (line,) = [line for line in messages(server) if "InvalidCxxCompiler" in line]
+    assert "retrying eagerly gave the result. Nothing can be compiled on this machine" in line
 
 
 def test_minimax_h3_is_left_alone_and_the_log_says_why(h3: Path) -> None:
@@ -137,7 +147,7 @@ def test_an_interrupt_while_it_starts_ends_the_server(klein: Path, caches: Path,
             os.kill(server.pid, signal.SIGINT)
             time.sleep(1)
         assert server.wait(60 if signals == 1 else 15) is not None, server.tail()
-        assert server.processes() == []
+        assert server.left_behind() == []
         assert "real request-path warmup at 640x768" not in server.log
     finally:
         server.stop()

@@ -25,8 +25,8 @@ from tools.tiny_checkpoints import checkpoint, klein
 
 OUTPUT = Path("demo-output")
 _TAIL_LINES = 40
-# vllm_omni/diffusion/compile.py, `regionally_compile`.
-_REGIONS = re.compile(r"Regional compilation applied to (\d+) module\(s\)")
+# vllm_omni/diffusion/compile.py, `regionally_compile`, and our upstream/transformer.py.
+_REGIONS = re.compile(r"(?:Regional compilation applied to|torch\.compile with dynamic=\w+;) (\d+) module\(s\)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from vllm_omni_diffusion_compile.settings import VAE
-from vllm_omni_diffusion_compile.upstream import cli, compile, config, engine, model_runner
+from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
+from vllm_omni_diffusion_compile.upstream import cli, compile, config, engine, metrics, model_runner, transformer
 from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField
 from vllm_omni_diffusion_compile.upstream.graft import FieldGraft, Graft, applied
 
@@ -27,34 +29,55 @@ def _unchanged(value: object) -> object:
     return value
 
 
-def _field(target: str, annotation: object, default: object, why: str) -> FieldGraft:
-    return FieldGraft(
-        target=target,
-        make=_unchanged,
-        field=NewField(name=VAE, annotation=annotation, default=default, after=_NEIGHBOUR),
-        why=why,
-        upstream=_VAE_COMPILE,
-        remove_when=_HAS_VAE_COMPILE,
-    )
+# For each of our own settings: the proposal that gives it to the release, and when its rows can go.
+_UPSTREAM = {
+    VAE: (_VAE_COMPILE, _HAS_VAE_COMPILE),
+    CONFIG: (
+        "none yet: pull request 6010 adds diffusion_compile_vae alone",
+        "the oldest supported release lets its users choose backend and mode",
+    ),
+}
+_ALL_UPSTREAM = "none yet: pull request 6010 adds one of our settings, diffusion_compile_vae"
+_HAS_ALL = "the oldest supported release has all of our settings"
 
 
-DIFFUSION_CONFIG_FIELD = _field(
+def _fields(target: str, types: dict[str, tuple[object, object]], why: str) -> dict[str, FieldGraft]:
+    """One field for each of our own settings; `types` has annotation and default by name."""
+    return {
+        name: FieldGraft(
+            target=target,
+            make=_unchanged,
+            field=NewField(name=name, annotation=annotation, default=default, after=_NEIGHBOUR),
+            why=why,
+            upstream=_UPSTREAM[name][0],
+            remove_when=_UPSTREAM[name][1],
+        )
+        for name, (annotation, default) in types.items()
+    }
+
+
+_MAPPING = "dict[str, Any] | None"
+_UNSET: dict[str, tuple[object, object]] = {VAE: ("bool | None", None), CONFIG: (_MAPPING, None)}
+DIFFUSION_CONFIG_FIELDS = _fields(
     f"{_DATA}:OmniDiffusionConfig",
-    bool,
-    True,
+    {VAE: (bool, True), CONFIG: (_MAPPING, None)},
     "The setting has to reach the worker: this is the configuration it is given.",
 )
-ORCHESTRATOR_FIELD = _field(
-    "vllm_omni.engine.arg_utils:OrchestratorArgs", "bool | None", None, "A serve flag that no stage claims is dropped."
+ORCHESTRATOR_FIELDS = _fields(
+    "vllm_omni.engine.arg_utils:OrchestratorArgs", _UNSET, "A serve flag that no stage claims is dropped."
 )
+_PROJECTION_TYPES: dict[str, tuple[object, object]] = {
+    VAE: (bool, Field(default=True, strict=True)),
+    CONFIG: (Annotated[dict[str, Any] | None, BeforeValidator(config.projected_config)], None),
+}
 _FIELDS = (
-    _field(f"{_STAGE_CONFIG}:StageDeployConfig", "bool | None", None, "A key of a stage in the deploy YAML."),
-    _field(
-        f"{_OMNI_CONFIG}:_DiffusionConfigProjection", bool, Field(default=True, strict=True),
+    *_fields(f"{_STAGE_CONFIG}:StageDeployConfig", _UNSET, "A key of a stage in the deploy YAML.").values(),
+    *_fields(
+        f"{_OMNI_CONFIG}:_DiffusionConfigProjection", _PROJECTION_TYPES,
         "The projection forbids keys that it has no field for.",
-    ),
-    ORCHESTRATOR_FIELD,
-    DIFFUSION_CONFIG_FIELD,
+    ).values(),
+    *ORCHESTRATOR_FIELDS.values(),
+    *DIFFUSION_CONFIG_FIELDS.values(),
 )  # fmt: skip
 
 
@@ -64,25 +87,27 @@ def _natively_compiles_vae(_: ModuleType) -> bool:
     return (
         data is not None
         and VAE in data.OmniDiffusionConfig.__dataclass_fields__
-        and not applied(DIFFUSION_CONFIG_FIELD)
+        and not applied(DIFFUSION_CONFIG_FIELDS[VAE])
     )  # fmt: skip
 
 
-def _constant(name: str, value: type, make: object = config.with_name, module: str = _OMNI_CONFIG) -> Graft:
+def _constant(
+    name: str, value: type, make: Callable[[Any], Any] = config.with_names, module: str = _OMNI_CONFIG
+) -> Graft:
     return Graft(
         target=f"{module}:{name}",
-        make=make,  # type: ignore[arg-type]
+        make=make,
         value=value,
-        present=lambda module: VAE in getattr(module, name, ()),
-        why="vLLM-Omni computed it at import from a configuration class's field names, before our field was there.",
-        upstream=_VAE_COMPILE,
-        remove_when=_HAS_VAE_COMPILE,
+        present=lambda module: set(OWN) <= set(getattr(module, name, ())),
+        why="vLLM-Omni computed it at import from a configuration class's field names, before our fields were there.",
+        upstream=_ALL_UPSTREAM,
+        remove_when=_HAS_ALL,
     )
 
 
 _BY_TYPE = "_STAGE_ENGINE_FIELDS_BY_EXECUTION_TYPE"
 _CONSTANTS = (
-    _constant("_STAGE_DEPLOY_FIELDS", dict, config.with_deploy_field, _STAGE_CONFIG),
+    _constant("_STAGE_DEPLOY_FIELDS", dict, config.with_deploy_fields, _STAGE_CONFIG),
     _constant("_STAGE_DEPLOY_ENGINE_FIELDS", tuple),
     _constant("_DIFFUSION_CONFIG_FIELDS", frozenset),
     _constant("_DIFFUSION_ONLY_CONFIG_FIELDS", frozenset),
@@ -93,22 +118,29 @@ _CONSTANTS = (
         target=f"{_OMNI_CONFIG}:{_BY_TYPE}",
         make=config.for_diffusion_stages,
         value=dict,
-        present=lambda module: any(VAE in names for names in getattr(module, _BY_TYPE, {}).values()),
-        why="As above, for diffusion stages alone: a language-model stage keeps refusing the key.",
-        upstream=_VAE_COMPILE,
-        remove_when=_HAS_VAE_COMPILE,
+        present=lambda module: any(set(OWN) <= set(names) for names in getattr(module, _BY_TYPE, {}).values()),
+        why="As above, for diffusion stages alone: a language-model stage keeps refusing the keys.",
+        upstream=_ALL_UPSTREAM,
+        remove_when=_HAS_ALL,
     ),
 )
 
 _CHECKS = (
     Graft(
         target=f"{_DATA}:OmniDiffusionConfig.__post_init__",
-        make=config.check_type,
+        make=functools.partial(config.check_values, ours=lambda name: applied(DIFFUSION_CONFIG_FIELDS[name])),
         parameters=("self",),
-        native=_natively_compiles_vae,
-        why="A value that is no bool is refused like its neighbours'.",
-        upstream=_VAE_COMPILE,
-        remove_when=_HAS_VAE_COMPILE,
+        why="A value that our fields cannot hold is refused like its neighbours'.",
+        upstream=_ALL_UPSTREAM,
+        remove_when=_HAS_ALL,
+    ),
+    Graft(
+        target=f"{_STAGE_CONFIG}:load_deploy_config",
+        make=config.name_deploy_errors,
+        parameters=("path",),
+        why="A wrong value in a deploy YAML is refused later, without the file and the stage it stands in.",
+        upstream="none yet: the release refuses wrong values, as it should; only the place is missing",
+        remove_when="the release names file and stage",
     ),
     Graft(
         target=f"{_DATA}:OmniDiffusionConfig.__post_init__",
@@ -150,12 +182,12 @@ _CHECKS = (
 
 _GENERIC_STAGE = (
     Graft(
-        target="vllm_omni.engine.async_omni_engine:AsyncOmniEngine._resolve_stage_configs",
+        target="vllm_omni.engine.async_omni_engine:load_and_resolve_stage_configs",
         make=config.remember_generic_stage,
-        parameters=("self", "model", "kwargs"),
+        parameters=("model", "kwargs"),
         releases="<0.30",
         why="0.28.0 ignores --deploy-config and --stage-overrides for a generic single-stage model; ours are taken "
-        "from them.",
+        "from them. A wrong mapping is refused here rather than in a worker.",
         upstream="none: the resolver was rewritten in 0.30.0",
         remove_when="0.28.0 is no longer supported",
     ),
@@ -164,8 +196,8 @@ _GENERIC_STAGE = (
         make=config.complete_default_stage,
         parameters=("kwargs",),
         releases="<0.30",
-        why="0.28.0 builds the default stage from an explicit dict, in which the key vanishes.",
-        upstream=_VAE_COMPILE,
+        why="0.28.0 builds the default stage from an explicit dict, in which our keys vanish.",
+        upstream=_ALL_UPSTREAM,
         remove_when="0.28.0 is no longer supported",
     ),
     Graft(
@@ -191,12 +223,12 @@ _GENERIC_STAGE = (
 _FLAGS = (
     Graft(
         target="vllm.engine.arg_utils:EngineArgs.add_cli_args",
-        # A release that has the flag has the field; only when the parser is built is vLLM-Omni sure to be imported.
-        make=functools.partial(cli.add_flags, missing=lambda: applied(ORCHESTRATOR_FIELD)),
+        # A release that has a flag has the field; only when the parser is built is vLLM-Omni sure to be imported.
+        make=functools.partial(cli.add_flags, missing=lambda name: applied(ORCHESTRATOR_FIELDS[name])),
         parameters=("parser",),
         why="Plugins are loaded while the serve parser is being built; this is the first call after that.",
-        upstream=_VAE_COMPILE,
-        remove_when=_HAS_VAE_COMPILE,
+        upstream=_ALL_UPSTREAM,
+        remove_when=_HAS_ALL,
     ),
     Graft(
         target="vllm_omni.entrypoints.cli.serve:OmniServeCommand.validate",
@@ -263,6 +295,38 @@ _COMPILE = (
     ),
 )
 
+_SCOPES = (
+    Graft(
+        target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner._compile_transformer",
+        make=transformer.compile_scopes,
+        parameters=("self", "attr_name"),
+        why="The release compiles only models that declare _repeated_blocks, misses dotted component paths, logs "
+        '"configured for lazy regional torch.compile" after it skipped, and lets a lazy compile error end the request.',
+        upstream="https://github.com/vllm-project/vllm-omni/issues/6448",
+        remove_when="the release finds dotted and undeclared blocks and survives the compiler",
+    ),
+    Graft(
+        target="vllm_omni.diffusion.worker.diffusion_model_runner:enable_offload_backend",
+        make=transformer.compile_with_own_backend,
+        parameters=("od_config", "pipeline"),
+        why="Where the platform has no inductor the release compiles nothing, even with a backend that works there. "
+        "This is the last call before it would, with the offload hooks in place.",
+        upstream="https://github.com/vllm-project/vllm-omni/pull/7580",
+        remove_when="the release compiles with the backend that the platform or the user names",
+    ),
+    *(
+        Graft(
+            target=f"vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner.{execute}",
+            make=transformer.agree_before,
+            parameters=("self",),
+            why="What fails to compile on one rank has to become eager on all: they agree before a request.",
+            upstream="none yet: the release compiles without fallback",
+            remove_when="the release falls back by itself, on all ranks",
+        )
+        for execute in ("execute_model", "execute_model_batch", "execute_stepwise")
+    ),
+)
+
 _WARMUP = (
     Graft(
         target="vllm_omni.diffusion.diffusion_engine:DiffusionEngine._dummy_run",
@@ -286,4 +350,85 @@ _WARMUP = (
     ),
 )
 
-GRAFTS: tuple[Graft, ...] = (*_FIELDS, *_CONSTANTS, *_CHECKS, *_GENERIC_STAGE, *_FLAGS, *_COMPILE, *_WARMUP)
+_NO_EVENTS = "none yet: no release records what the compiler did"
+_HAS_EVENTS = "the release reports compilations on /metrics"
+_WORKER = "vllm_omni.diffusion.worker.diffusion_worker:DiffusionWorker"
+
+
+def _sends_events(method: str, parameters: tuple[str, ...]) -> Graft:
+    return Graft(
+        target=f"{_WORKER}.{method}",
+        make=metrics.send_events,
+        parameters=("self", *parameters),
+        why="What was compiled for a request travels with its result, and the user who waited for it is told why.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    )
+
+
+_EVENTS = (
+    _sends_events("execute_model", ("req", "od_config")),
+    _sends_events("execute_model_batch", ("scheduler_output", "od_config")),
+    _sends_events("execute_stepwise", ("scheduler_output",)),
+    Graft(
+        target=f"{_WORKER}.diffusion_compile_ready",
+        make=metrics.add_compile_ready,
+        adds=True,
+        why="Only the engine knows when warmup is over, and only the worker what is compiled before and after.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    ),
+    # After the row of the warmup on the same target: what that compiles is still part of the start.
+    Graft(
+        target="vllm_omni.diffusion.diffusion_engine:DiffusionEngine.run_startup_warmup",
+        make=metrics.ready_after_warmup,
+        parameters=("self",),
+        why="Tells the workers that warmup is over, and sums up in one line what was compiled until then.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    ),
+    Graft(
+        target="vllm_omni.diffusion.diffusion_engine:DiffusionEngine.postprocess_output",
+        make=metrics.forward_events,
+        parameters=("self", "request", "output"),
+        why="A stage in a process of its own sends only what is in the formatted output.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    ),
+    Graft(
+        target="vllm_omni.metrics.prometheus:OmniPrometheusMetrics.__init__",
+        make=metrics.register_families,
+        parameters=("self", "model_name", "log_stats"),
+        why="Our metric families are where the host's are, under the same model name, and off where those are off.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    ),
+    Graft(
+        target="vllm_omni.diffusion.inline_stage_diffusion_client:InlineStageDiffusionClient.get_diffusion_output_nowait",
+        make=metrics.count_of_this_process,
+        parameters=("self",),
+        why="Counts what was compiled, and takes it out of the output before anybody else sees it.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    ),
+    Graft(
+        target="vllm_omni.diffusion.stage_diffusion_client:StageDiffusionClient.get_diffusion_output_nowait",
+        make=metrics.count_of_other_process,
+        parameters=("self",),
+        why="As above, for a stage in a process of its own.",
+        upstream=_NO_EVENTS,
+        remove_when=_HAS_EVENTS,
+    ),
+)
+
+GRAFTS: tuple[Graft, ...] = (
+    *_FIELDS,
+    *_CONSTANTS,
+    *_CHECKS,
+    *_GENERIC_STAGE,
+    *_FLAGS,
+    *_SCOPES,
+    *_COMPILE,
+    *_WARMUP,
+    *_EVENTS,
+)

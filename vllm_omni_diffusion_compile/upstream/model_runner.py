@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_omni_diffusion_compile.settings import VAE
+from vllm_omni_diffusion_compile.settings import VAE, DiffusionCompileSettings
 
 _RUNNER = "vllm_omni.diffusion.worker.diffusion_model_runner"
 
@@ -37,7 +37,12 @@ def _compile_vae_decodes(self: Any) -> None:
     if not getattr(self.od_config, VAE, False) or getattr(self.od_config, "enforce_eager", False):
         return
     runner = sys.modules[_RUNNER]
-    outcomes = compile_decodes(self.pipeline, runner.compile_callable_with_fallback, left_alone=_left_alone(self))
+    outcomes = compile_decodes(
+        self.pipeline,
+        runner.compile_callable_with_fallback,
+        left_alone=_left_alone(self),
+        options=_compile_options(self.od_config),
+    )
     setattr(self, _OUTCOMES, outcomes)
     if not outcomes:
         runner.logger.info(
@@ -61,6 +66,7 @@ def _compile_vae_decodes(self: Any) -> None:
 def compile_vae_after_load(load_model: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load_model)
     def with_vae(self: Any, *args: Any, **kwargs: Any) -> None:
+        _start_log()
         load_model(self, *args, **kwargs)
         pipeline = getattr(self, "pipeline", None)
         if _generic_compile(self):
@@ -74,6 +80,16 @@ def compile_vae_after_load(load_model: Callable[..., None]) -> Callable[..., Non
     return with_vae
 
 
+def _start_log() -> None:
+    """What is compiled from here on belongs to the start of this model, on this rank."""
+    from torch import distributed
+
+    from vllm_omni_diffusion_compile.compile.events import LOG
+
+    LOG.ready = False
+    LOG.rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
 def add_compile_facts(_: None) -> Callable[[Any], dict[str, Any]]:
     return diffusion_compile_facts
 
@@ -85,9 +101,9 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
         `generic`: whether the model runner compiles this pipeline at all; `graphs`: graphs compiled in this process;
         `decodes`: VAE decodes that are compiled now; `decode_graphs`: graphs compiled during their calls.
     """
+    from vllm_omni_diffusion_compile.compile.components import resolve
     from vllm_omni_diffusion_compile.compile.events import compiled_graphs
     from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
-    from vllm_omni_diffusion_compile.compile.vae import resolve
 
     runner = self.model_runner
     paths = [outcome.path for outcome in getattr(runner, _OUTCOMES, ()) if outcome.state == "compiled"]
@@ -107,7 +123,24 @@ def _generic_compile(runner: Any) -> bool:
     pipeline = getattr(runner, "pipeline", None)
     if pipeline is None or getattr(runner.od_config, "enforce_eager", True) or hasattr(pipeline, "setup_compile"):
         return False
+    if not DiffusionCompileSettings.of(runner.od_config).diffusion_compile_config.needs_inductor:
+        return True
     return bool(sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor())
+
+
+def _compile_options(od_config: Any) -> dict[str, Any]:
+    """What decode is compiled with: what the upstream change states, but for what the user asked for."""
+    from vllm_omni_diffusion_compile.compile.backend import resolve_backend
+    from vllm_omni_diffusion_compile.compile.vae import COMPILE_OPTIONS
+
+    config = DiffusionCompileSettings.of(od_config).diffusion_compile_config
+    options = dict(COMPILE_OPTIONS) | {"mode": config.mode}
+    if not config.needs_inductor:
+        del options["mode"]  # only inductor has modes
+        options["backend"] = resolve_backend(config.backend)
+    if config.on_failure == "raise":
+        options["fails_closed"] = True
+    return options
 
 
 def _left_alone(runner: Any) -> dict[str, str]:

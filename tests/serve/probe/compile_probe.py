@@ -1,4 +1,4 @@
-"""Another plugin, for the serve tests: prints what reached the worker, and breaks compiled VAE decode on demand.
+"""Another plugin, for the serve tests: prints what reached the worker, breaks compiled VAE decode and records events.
 
 It is found through PYTHONPATH and loaded by vLLM like any plugin.
 """
@@ -15,6 +15,7 @@ _SETTINGS = {
     "granularity": "diffusion_compile_granularity",
     "dynamic": "diffusion_compile_dynamic",
     "vae": "diffusion_compile_vae",
+    "config": "diffusion_compile_config",
 }
 
 

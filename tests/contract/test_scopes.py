@@ -1,0 +1,296 @@
+"""Compile scopes in the installed model runner, asked as its `load_model` asks."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from vllm_omni.diffusion.worker import diffusion_model_runner
+from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
+
+from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+from vllm_omni_diffusion_compile.errors import ComponentError, SettingError
+
+pytestmark = pytest.mark.contract
+
+CONFIGURED = "configured for lazy"
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x).sin()
+        return result
+
+
+class Undeclared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Declared(Undeclared):
+    _repeated_blocks = ("Block",)
+
+
+def pipeline_of(cls: type = nn.Module, **children: Any) -> Any:
+    pipeline = cls()
+    for name, child in children.items():
+        setattr(pipeline, name, child)
+    return pipeline
+
+
+def load(pipeline: Any, *, scope: str = "regional", dynamic: bool = True, **config: Any) -> Any:
+    """Compile a pipeline as `load_model` does after the weights are there; graphs run as Dynamo captured them."""
+    runner = object.__new__(DiffusionModelRunner)
+    runner.pipeline = pipeline
+    runner.od_config = SimpleNamespace(
+        enforce_eager=False,
+        diffusion_compile_granularity=scope,
+        diffusion_compile_dynamic=dynamic,
+        diffusion_compile_vae=True,
+        diffusion_compile_config={"backend": "eager"} | config,
+    )
+    for attribute in getattr(pipeline, "_dit_modules", None) or ("transformer", "transformer_2"):
+        runner._compile_transformer(attribute)
+    return runner
+
+
+def compiled_blocks(model: nn.Module) -> int:
+    return sum(isinstance(module.forward, FallbackCallable) for module in model.modules())
+
+
+def configured(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if CONFIGURED in record.getMessage()]
+
+
+@torch.no_grad()
+def run(model: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return model(X)
+
+
+def test_blocks_of_declared_and_undeclared_models_are_compiled_and_the_log_says_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = pipeline_of(transformer=Declared(), transformer_2=Undeclared())
+    expected = run(pipeline.transformer), run(pipeline.transformer_2)
+    load(pipeline)
+    assert compiled_blocks(pipeline.transformer) == compiled_blocks(pipeline.transformer_2) == 2
+    torch.testing.assert_close((run(pipeline.transformer), run(pipeline.transformer_2)), expected)
+    first, second = configured(caplog)
+    assert "transformer configured for lazy regional torch.compile with dynamic=True; 2 module(s) will" in first
+    assert "transformer_2 configured" in second and "2 module(s), found by structure," in second and "2 Block" in second
+
+
+def test_the_log_does_not_claim_what_was_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = pipeline_of(transformer=Undeclared())
+    load(pipeline, infer_regions=False)
+    assert compiled_blocks(pipeline.transformer) == 0
+    assert configured(caplog) == []
+    assert "transformer is not compiled: it declares no _repeated_blocks, and infer_regions is off" in caplog.text
+
+
+def test_full_scope_compiles_the_component(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = pipeline_of(transformer=Undeclared())
+    expected = run(pipeline.transformer)
+    load(pipeline, scope="full", dynamic=False)
+    torch.testing.assert_close(run(pipeline.transformer), expected)
+    assert isinstance(pipeline.transformer._compiled_call_impl, FallbackCallable)
+    (line,) = configured(caplog)
+    assert "lazy full torch.compile with dynamic=False; 1 module(s)" in line
+
+
+def test_dotted_paths_are_followed_and_a_path_to_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Hybrid(nn.Module):
+        _dit_modules = ("language_model.model", "gone.model", "optional")
+
+    pipeline = pipeline_of(Hybrid, language_model=pipeline_of(model=Undeclared()))
+    pipeline.optional = None
+    load(pipeline)
+    assert compiled_blocks(pipeline.language_model.model) == 2
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "Hybrid declares 'gone.model' in _dit_modules, and Hybrid has no attribute 'gone'" in record.getMessage()
+
+
+def test_a_path_to_nothing_fails_the_start_where_failures_are_to_be_raised() -> None:
+    class Hybrid(nn.Module):
+        _dit_modules = ("gone.model",)
+
+    with pytest.raises(ComponentError, match=r"'gone.model'.*no attribute 'gone'"):
+        load(pipeline_of(Hybrid), on_failure="raise")
+
+
+def test_a_pipeline_that_names_no_component_is_searched_for_the_one_that_denoises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = pipeline_of(policy=Undeclared(), text_encoder=Undeclared(), vae=Undeclared())
+    load(pipeline)
+    assert [compiled_blocks(child) for child in pipeline.children()] == [2, 0, 0]
+    (line,) = configured(caplog)
+    assert "policy configured" in line
+
+
+def test_a_pipeline_in_which_nothing_repeats_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    load(pipeline_of(policy=nn.Linear(4, 4)))
+    assert configured(caplog) == []
+    assert caplog.text.count("names no component in _dit_modules") == 1
+
+
+@pytest.mark.parametrize("scope", ["regional", "full"])
+def test_a_failure_at_the_first_call_is_answered_eagerly_and_logged_once(
+    scope: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = pipeline_of(transformer=Declared())
+    expected = run(pipeline.transformer)
+    load(pipeline, scope=scope, backend=f"{__name__}.broken_backend")
+    torch.testing.assert_close(run(pipeline.transformer), expected)
+    torch.testing.assert_close(run(pipeline.transformer), expected)
+    (line,) = [record.getMessage() for record in caplog.records if "retrying eagerly" in record.getMessage()]
+    assert f"transformer.{'Block' if scope == 'regional' else 'Declared'}: " in line
+    assert "RuntimeError: no C++ compiler" in line and "second line" not in line
+
+
+def broken_backend(graph: Any, inputs: Any) -> Any:
+    raise RuntimeError("no C++ compiler\nsecond line")
+
+
+def test_a_failure_is_raised_where_failures_are_to_be_raised() -> None:
+    pipeline = pipeline_of(transformer=Declared())
+    load(pipeline, backend=f"{__name__}.broken_backend", on_failure="raise")
+    with pytest.raises(Exception, match=r"no C\+\+ compiler"):
+        run(pipeline.transformer)
+
+
+class Recorder:
+    """Stands in for torch.compile and records its options."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.options: list[dict[str, Any]] = []
+        self.error = error
+
+    def __call__(self, function: Any, **options: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.options.append(options)
+        return function
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "config", "expected"),
+    [
+        (True, {}, {"dynamic": True}),
+        (False, {}, {"dynamic": False, "recompile_limit": 64}),
+        (True, {"recompile_limit": 3}, {"dynamic": True, "recompile_limit": 3}),
+        (True, {"mode": "max-autotune-no-cudagraphs"}, {"dynamic": True, "mode": "max-autotune-no-cudagraphs"}),
+    ],
+)
+def test_options_reach_torch_compile(
+    dynamic: bool, config: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    # The signature says whether this torch takes a limit with each call of torch.compile.
+    recorder.__signature__ = inspect.signature(torch.compile)  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch, "compile", recorder)
+    load(pipeline_of(transformer=Declared()), dynamic=dynamic, **({"backend": "auto"} | config))
+    assert recorder.options == [expected] * 2
+
+
+def test_a_set_up_that_fails_leaves_the_component_eager_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", Recorder(RuntimeError("no such option")))
+    pipeline = pipeline_of(transformer=Declared())
+    load(pipeline)
+    assert compiled_blocks(pipeline.transformer) == 0
+    assert configured(caplog) == []
+    assert "setup for transformer failed before activation (RuntimeError: no such option)" in caplog.text
+    with pytest.raises(RuntimeError, match="no such option"):
+        load(pipeline, on_failure="raise")
+
+
+def test_a_backend_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(SettingError, match=r"diffusion_compile_config\.backend is 'inducter'"):
+        load(pipeline_of(transformer=Declared()), backend="inducter")
+
+
+def test_somebody_elses_regionally_compile_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def theirs(model: Any, **options: Any) -> Any:
+        calls.append(options)
+        return model
+
+    monkeypatch.setattr(diffusion_model_runner, "regionally_compile", theirs)
+    load(pipeline_of(transformer=Declared()))
+    assert calls == [{"dynamic": True}]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_model_with_a_compile_method_of_its_own_gets_what_the_release_hands_it(dynamic: bool) -> None:
+    class Own(Undeclared):
+        def compile(self, **options: Any) -> None:
+            self.options = options
+
+    pipeline = pipeline_of(transformer=Own())
+    load(pipeline, scope="full", dynamic=dynamic, backend="auto")
+    assert pipeline.transformer.options == {"dynamic": dynamic}
+
+
+def test_a_configuration_of_four_attributes_is_enough(caplog: pytest.LogCaptureFixture) -> None:
+    runner = object.__new__(DiffusionModelRunner)
+    runner.pipeline = pipeline_of(transformer=Declared())
+    runner.od_config = SimpleNamespace(
+        enforce_eager=False,
+        diffusion_compile_granularity="regional",
+        diffusion_compile_dynamic=True,
+        diffusion_compile_vae=True,
+    )
+    runner._compile_transformer("transformer")
+    assert compiled_blocks(runner.pipeline.transformer) == 2
+
+
+class WithoutInductor:
+    def supports_torch_inductor(self) -> bool:
+        return False
+
+
+def offload(pipeline: Any, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+    """What `load_model` calls last before it would compile, on a platform without inductor."""
+    monkeypatch.setattr(diffusion_model_runner, "current_omni_platform", WithoutInductor())
+    od_config = SimpleNamespace(
+        enforce_eager=False, enable_cpu_offload=False, enable_layerwise_offload=False,
+        enable_distributed_layerwise_offload=False, diffusion_offload_config=None, diffusion_compile_config=config,
+    )  # fmt: skip
+    diffusion_model_runner.enable_offload_backend(od_config, pipeline, device=torch.device("cpu"))
+
+
+def test_a_platform_without_inductor_compiles_with_the_backend_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipeline_of(transformer=Declared())
+    offload(pipeline, monkeypatch, backend="eager")
+    assert compiled_blocks(pipeline.transformer) == 2
+
+
+def test_a_platform_without_inductor_compiles_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipeline_of(transformer=Declared())
+    offload(pipeline, monkeypatch)
+    assert compiled_blocks(pipeline.transformer) == 0
+
+
+def test_inductor_by_name_on_a_platform_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match="backend is 'inductor', but the platform WithoutInductor"):
+        offload(pipeline_of(transformer=Declared()), monkeypatch, backend="inductor")

@@ -1,0 +1,84 @@
+"""What is said and recorded when something compiled becomes eager."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from vllm_omni_diffusion_compile.compile.events import LOG
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, compiler_error, first_line
+
+# What inductor raises where a machine lacks what it compiles with: nothing else will compile there either.
+# Source: torch/_inductor/exc.py.
+_NO_COMPILER = frozenset({"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"})
+
+# Every latch of this process.
+_latches: weakref.WeakSet[Latch] = weakref.WeakSet()
+
+
+def latch(component: str, region: str, logger: Any) -> Latch:
+    """Return a latch for a region of a component; closing it writes one line and records one event.
+
+    Args:
+        component: Path of the component in its pipeline.
+        region: Class of the region, or the name of a method.
+        logger: The host module's own, so that the line reads as the release's own.
+    """
+    from vllm_omni.diffusion.data import DiffusionRequestAbortedError
+    from vllm_omni.errors import OmniClientError
+
+    name = _name(component, region)
+
+    def closed(failure: Failure) -> None:
+        if failure.error is None:
+            logger.warning(
+                "%s failed to compile on rank %s: all ranks run it eagerly until they end.", name, failure.rank,
+            )  # fmt: skip
+            LOG.record("fallback", component, region, reason=f"failed on rank {failure.rank}")
+            return
+        error = compiler_error(failure.error)
+        LOG.record("fallback", component, region, error=type(error).__name__, reason=first_line(error))
+        if failure.elsewhere:
+            return
+        if type(error).__name__ in _NO_COMPILER:
+            logger.warning(
+                "%s: a compiled call failed (%s: %s); disabling compilation and retrying eagerly gave the result. "
+                "Nothing can be compiled on this machine: all of the model runs eagerly until the process ends. "
+                "Install a compiler and restart, or say --enforce-eager.",
+                name, type(error).__name__, first_line(error),
+            )  # fmt: skip
+            for other in set(_latches):
+                other.close_with(failure)
+            return
+        logger.warning(
+            "%s: a compiled call failed (%s: %s); disabling compilation and retrying eagerly gave the result. "
+            "It stays eager until the process ends.",
+            name, type(error).__name__, first_line(error),
+        )  # fmt: skip
+
+    made = Latch(name, closed, passes_through=(DiffusionRequestAbortedError, OmniClientError))
+    _latches.add(made)
+    return made
+
+
+def idle() -> list[str]:
+    """Name what was set up to be compiled and has compiled nothing so far."""
+    return sorted(latch.name for latch in _latches if not latch.graphs and not latch.closed)
+
+
+def setup_failed(component: str, region: str, logger: Any) -> Callable[[Exception], None]:
+    """Return what is told when `torch.compile` itself raised."""
+
+    def report(error: Exception) -> None:
+        logger.warning(
+            "%s: torch.compile could not be set up (%s: %s); continuing eagerly.",
+            _name(component, region), type(error).__name__, first_line(error),
+        )  # fmt: skip
+        LOG.record("set-up failed", component, region, error=type(error).__name__, reason=first_line(error))
+
+    return report
+
+
+def _name(component: str, region: str) -> str:
+    return f"{component}.{region}" if component else region

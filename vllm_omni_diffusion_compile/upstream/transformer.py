@@ -1,0 +1,280 @@
+"""Compile scopes in the model runner: which components, compiled how, and what the log says of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from vllm_omni_diffusion_compile.errors import SettingError
+from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileSettings, effective_recompile_limit
+from vllm_omni_diffusion_compile.upstream import fallbacks
+from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
+
+_RUNNER = "vllm_omni.diffusion.worker.diffusion_model_runner"
+# What the release compiles where a pipeline declares no _dit_modules.
+_USUAL = ("transformer", "transformer_2")
+
+# On a pipeline: the ranks that run it in lockstep.
+_RANKS = "_diffusion_compile_ranks"
+
+
+def compile_scopes(compile_transformer: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    """Compile with regions found, fallback and a true log line, where the release would call torch.compile bare."""
+
+    @functools.wraps(compile_transformer)
+    def _compile_transformer(self: Any, attr_name: str) -> None:
+        if _leaves_to_release(self, attr_name):
+            compile_transformer(self, attr_name)
+        else:
+            _compile_named(self.pipeline, attr_name, self.od_config)
+
+    return _compile_transformer
+
+
+def compile_with_own_backend(enable_offload_backend: Callable[..., Any]) -> Callable[..., Any]:
+    """On a platform without inductor the release compiles nothing; a backend that the user named can."""
+
+    @functools.wraps(enable_offload_backend)
+    def with_backend(od_config: Any, pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+        pipeline, offload = enable_offload_backend(od_config, pipeline, *args, **kwargs)
+        runner = sys.modules[_RUNNER]
+        eager = getattr(od_config, "enforce_eager", True) or hasattr(pipeline, "setup_compile")
+        if not eager and not runner.current_omni_platform.supports_torch_inductor():
+            config = DiffusionCompileSettings.of(od_config).diffusion_compile_config
+            if config.backend == "inductor":
+                raise SettingError(
+                    f"{CONFIG}.backend is 'inductor', but the platform {type(runner.current_omni_platform).__name__} "
+                    "does not support it; use 'auto' to compile nothing, or name a backend that the platform brings"
+                )
+            for attr_name in () if config.needs_inductor else _named(pipeline):
+                _compile_named(pipeline, attr_name, od_config)
+        return pipeline, offload
+
+    return with_backend
+
+
+def agree_before(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Between two requests all ranks learn what has failed to compile on one of them."""
+
+    @functools.wraps(execute)
+    def agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks = getattr(self.pipeline, _RANKS, None)
+        if ranks is not None:
+            ranks.agree()
+        return execute(self, *args, **kwargs)
+
+    return agreed
+
+
+def _leaves_to_release(runner: Any, attr_name: str) -> bool:
+    """Whether somebody else decides how this component is compiled."""
+    from torch import nn
+    from vllm_omni.diffusion.compile import regionally_compile
+
+    from vllm_omni_diffusion_compile.compile.components import resolve
+
+    component = resolve(runner.pipeline, attr_name)
+    if component is not None and not isinstance(component, nn.Module):
+        return True
+    # Another plugin's function in its place: the release calls it with what it expects.
+    theirs = getattr(sys.modules[_RUNNER], "regionally_compile", regionally_compile) is not regionally_compile
+    return theirs and getattr(runner.od_config, "diffusion_compile_granularity", "regional") != "full"
+
+
+def _named(pipeline: Any) -> Sequence[str]:
+    """The components that the release asks to be compiled, in its order."""
+    return getattr(pipeline, "_dit_modules", None) or _USUAL
+
+
+def _compile_named(pipeline: Any, attr_name: str, od_config: Any) -> None:
+    settings = DiffusionCompileSettings.of(od_config)
+    for path, component in _components(pipeline, attr_name, settings):
+        _compile(path, component, settings, _ranks(pipeline, getattr(od_config, "parallel_config", None)))
+
+
+def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSettings) -> Iterator[tuple[str, Any]]:
+    """Yield path and module of what an attribute name that the release asks for stands for."""
+    from vllm_omni_diffusion_compile.compile.components import denoising_modules, missing_part, resolve
+    from vllm_omni_diffusion_compile.compile.regions import inferred_regions
+    from vllm_omni_diffusion_compile.errors import ComponentError
+
+    component = resolve(pipeline, attr_name)
+    if component is not None:
+        yield attr_name, component
+        return
+    config = settings.diffusion_compile_config
+    if getattr(pipeline, "_dit_modules", None):
+        missing = missing_part(pipeline, attr_name)
+        if missing is not None:
+            message = f"{type(pipeline).__name__} declares {attr_name!r} in _dit_modules, and {missing}"
+            if config.on_failure == "raise":
+                raise ComponentError(f"{message}; correct the declaration, or set on_failure to 'eager'")
+            _logger().error("Model runner: %s; nothing of it is compiled.", message)
+        return
+    # A pipeline that names nothing and has none of the usual attributes: asked for once, under the first of them.
+    if attr_name != _USUAL[0] or any(resolve(pipeline, usual) is not None for usual in _USUAL):
+        return
+    beside = [*(getattr(pipeline, "_vae_modules", None) or ()), *(getattr(pipeline, "_encoder_modules", None) or ())]
+    found = [
+        (path, module)
+        for path, module in (denoising_modules(pipeline, beside) if config.infer_regions else ())
+        if getattr(module, "_repeated_blocks", None) or inferred_regions(module)
+    ]
+    yield from found
+    if not found:
+        _logger().warning(
+            "Model runner: %s names no component in _dit_modules, and %s; nothing is compiled.",
+            type(pipeline).__name__,
+            "none of its modules consists of blocks that repeat" if config.infer_regions else "infer_regions is off",
+        )
+
+
+def _compile(path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None) -> None:
+    from vllm_omni_diffusion_compile.compile.events import LOG
+    from vllm_omni_diffusion_compile.compile.latch import first_line
+    from vllm_omni_diffusion_compile.compile.scope import compile_component
+
+    scope, config = settings.diffusion_compile_granularity, settings.diffusion_compile_config
+    protect = _Protect(path, component, settings, ranks)
+    outcome = compile_component(component, path, scope=scope, protect=protect, infer=config.infer_regions)
+    log = _logger()
+    if outcome.error is not None:
+        if config.on_failure == "raise":
+            raise outcome.error
+        log.warning(
+            "Model runner: %s torch.compile setup for %s failed before activation (%s: %s); continuing eagerly.",
+            scope, path, type(outcome.error).__name__, first_line(outcome.error),
+        )  # fmt: skip
+        LOG.record(
+            "set-up failed", path, type(component).__name__,
+            error=type(outcome.error).__name__, reason=first_line(outcome.error),
+        )  # fmt: skip
+    elif outcome.regions:
+        log.info(
+            "Model runner: %s configured for lazy %s torch.compile with dynamic=%s; %d module(s)%s will be compiled "
+            "when the model calls them, %s: %s.",
+            path, scope, settings.diffusion_compile_dynamic, sum(outcome.regions.values()),
+            ", found by structure," if outcome.inferred else "",
+            "with eager fallback" if config.on_failure == "eager" else "and a failure fails the request",
+            ", ".join(f"{count} {cls}" for cls, count in outcome.regions.items()),
+        )  # fmt: skip
+    elif "another component" in outcome.reason:
+        log.info("Model runner: %s: %s.", path, outcome.reason)
+    else:
+        log.warning(
+            "Model runner: %s is not compiled: %s. --diffusion-compile-granularity full compiles it whole.",
+            path, outcome.reason,
+        )  # fmt: skip
+
+
+class _Protect:
+    """How the regions of one component are compiled and what catches them; see `compile.scope.Protect`."""
+
+    def __init__(self, path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None) -> None:
+        from vllm_omni_diffusion_compile.compile.backend import resolve_backend
+
+        # Before anything is set up: a backend that is not there is no failure of the compiler.
+        self._backend = resolve_backend(settings.diffusion_compile_config.backend)
+        self._path = path
+        self._settings = settings
+        self._ranks = ranks
+        self._latches: dict[str, Any] = {}
+        self._backends: dict[str, Any] = {}
+        self._own_compile = settings.diffusion_compile_granularity == "full" and _has_own_compile(component)
+
+    def compile_options(self, region: str) -> Mapping[str, Any]:
+        import torch
+
+        config = self._settings.diffusion_compile_config
+        options: dict[str, Any] = {"dynamic": self._settings.diffusion_compile_dynamic}
+        if not config.needs_inductor:
+            options["backend"] = self._backend
+        if config.mode != "default":
+            options["mode"] = config.mode
+        if self._ranks is not None and config.on_failure == "eager":
+            options = {"dynamic": options["dynamic"], "backend": self._guarded(region, options)}
+        limit = effective_recompile_limit(self._settings)
+        if limit is not None:
+            if "recompile_limit" in inspect.signature(torch.compile).parameters and not self._own_compile:
+                options["recompile_limit"] = limit
+            else:
+                # Before torch 2.12 there is one limit for the process.
+                torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
+        return options
+
+    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> Any:
+        from vllm_omni_diffusion_compile.compile.events import record_compilations
+        from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+
+        return FallbackCallable(
+            eager, compiled, self._latch(region),
+            on_compile=functools.partial(record_compilations, self._path, region),
+            hold=told_to_stop,
+            keeps_state=False,
+            fails_closed=self._settings.diffusion_compile_config.on_failure == "raise",
+            ranks=self._ranks,
+        )  # fmt: skip
+
+    def _latch(self, region: str) -> Any:
+        if region not in self._latches:
+            self._latches[region] = fallbacks.latch(self._path, region, _logger())
+            if self._ranks is not None:
+                self._ranks.watch(self._latches[region])
+        return self._latches[region]
+
+    def _guarded(self, region: str, options: Mapping[str, Any]) -> Any:
+        """One backend object for all blocks of a class: torch compiles once for those whose backends are the same."""
+        from vllm_omni_diffusion_compile.compile.ranks import GuardedBackend, graph_compiler
+
+        if region not in self._backends:
+            assert self._ranks is not None
+            compile_graph = graph_compiler(self._backend, options.get("mode"))
+            self._backends[region] = GuardedBackend(compile_graph, self._ranks, self._latch(region))
+        return self._backends[region]
+
+
+def _has_own_compile(component: Any) -> bool:
+    from torch import nn
+
+    return getattr(component.compile, "__func__", None) is not nn.Module.compile
+
+
+def _ranks(pipeline: Any, parallel_config: Any) -> Any | None:
+    """The ranks that run the model in lockstep, those of one data-parallel replica; None if this one is alone."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    if not hasattr(pipeline, _RANKS):
+        setattr(pipeline, _RANKS, _rank_group(parallel_config))
+    return getattr(pipeline, _RANKS)
+
+
+def _rank_group(parallel_config: Any) -> Any | None:
+    """Make the groups of all replicas, as every rank has to, and return that of this rank."""
+    import torch.distributed as dist
+    from vllm_omni.diffusion.distributed.parallel_state import get_data_parallel_rank, get_world_group
+
+    from vllm_omni_diffusion_compile.compile.ranks import RankGroup
+
+    replicas: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(replicas, get_data_parallel_rank(), group=get_world_group().cpu_group)
+    mine = None
+    for replica in sorted(set(replicas)):
+        members = [rank for rank, other in enumerate(replicas) if other == replica]
+        group = dist.new_group(members, backend="gloo")
+        if dist.get_rank() in members and len(members) > 1:
+            mine = RankGroup(group, counted=_counted(parallel_config))
+    return mine
+
+
+def _counted(parallel_config: Any) -> bool:
+    """Whether all that the ranks send is collectives of process groups; see `RankGroup`."""
+    return all((getattr(parallel_config, degree, 1) or 1) == 1 for degree in ("tensor_parallel_size", "ring_degree"))
+
+
+def _logger() -> Any:
+    return sys.modules[_RUNNER].logger
