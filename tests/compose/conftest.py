@@ -1,0 +1,50 @@
+"""Checkpoints, caches, and our plugin in the process of the tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.serve.conftest import checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM-Omni without the network, with our plugin, and with caches that the engines of a run share."""
+    caches = tmp_path_factory.mktemp("caches")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        patch.setenv("VLLM_CACHE_ROOT", str(caches / "vllm"))
+        patch.setenv("HF_MODULES_CACHE", str(caches / "modules"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(caches / "inductor")))
+        from vllm_omni_diffusion_compile.plugin import register
+
+        register()
+        # What a thread pool gains on models this small it loses again where the machine is shared.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def klein() -> Path:
+    """Flux2-Klein: images."""
+    return checkpoint("klein")
+
+
+@pytest.fixture(scope="session")
+def h3() -> Path:
+    """MiniMax-H3, FL2VA partition: video with sound."""
+    return checkpoint("minimax_h3") / "FL2VA"
+
+
+@pytest.fixture(scope="session")
+def qwen_image() -> Path:
+    """Qwen-Image, which runs several requests at once."""
+    return checkpoint("qwen_image")
