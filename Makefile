@@ -30,10 +30,14 @@ demo: env  ## serve a tiny model with and without the package and compare; ARGS=
 
 # The serve tests start servers that use both cores: one after the other. The rest runs two abreast.
 .PHONY: test
-test: env-all  ## the whole suite against 0.30.0, the contract suite against 0.28.0 too
-	pytest -n 2 -m "not serve"
+test: env-all  ## the suite against 0.30.0, real servers included, and the contract suite against 0.28.0
+	pytest -n 2 -m "not serve and not slow"
 	pytest -m serve
 	for release in $(filter-out $(RELEASE),$(RELEASES)); do .venvs/$$release/bin/python -m pytest -n 2 tests/contract; done
+
+.PHONY: test-slow
+test-slow: env  ## what takes too long for every change: all model families, parity with inductor, two ranks
+	pytest -n 2 -m slow
 
 .PHONY: lint
 lint: env  ## ruff, mypy, import-linter, codespell and the checks of tools/pre_commit, on all files
