@@ -145,6 +145,16 @@ def test_a_pipeline_that_names_no_component_is_searched_for_the_one_that_denoise
     assert "policy configured" in line
 
 
+def test_a_model_that_does_not_repeat_as_a_whole_is_searched_for_the_part_that_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = pipeline_of(backbone=nn.Linear(64, 64), action_head=pipeline_of(model=Undeclared(), norm=nn.LayerNorm(4)))
+    load(pipeline_of(policy=model))
+    assert compiled_blocks(model.action_head.model) == 2
+    (line,) = configured(caplog)
+    assert "policy.action_head configured" in line
+
+
 def test_a_pipeline_in_which_nothing_repeats_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
     load(pipeline_of(policy=nn.Linear(4, 4)))
     assert configured(caplog) == []

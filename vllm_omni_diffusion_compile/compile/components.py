@@ -56,13 +56,13 @@ def denoising_modules(pipeline: Any, known: Iterable[str] = ()) -> Iterator[tupl
     """
     others = {path.partition(".")[0] for path in known}
     for name, child in _attributes(pipeline):
-        if name in others or _is_beside(name):
+        if name in others or is_beside(name):
             continue
         if isinstance(child, nn.Module):
             yield name, child
         elif hasattr(child, "__dict__") and not isinstance(child, type):
             held = ((inner, module) for inner, module in _attributes(child) if isinstance(module, nn.Module))
-            yield from ((f"{name}.{inner}", module) for inner, module in held if not _is_beside(inner))
+            yield from ((f"{name}.{inner}", module) for inner, module in held if not is_beside(inner))
 
 
 def _attributes(holder: Any) -> list[tuple[str, Any]]:
@@ -70,5 +70,6 @@ def _attributes(holder: Any) -> list[tuple[str, Any]]:
     return [*(holder.named_children() if isinstance(holder, nn.Module) else ()), *plain]
 
 
-def _is_beside(name: str) -> bool:
+def is_beside(name: str) -> bool:
+    """Whether a part of a pipeline is by its name an encoder, a VAE or the like."""
     return any(word in name.lower() for word in _NOT_DENOISING)

@@ -98,7 +98,6 @@ def _compile_named(pipeline: Any, attr_name: str, od_config: Any) -> None:
 def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSettings) -> Iterator[tuple[str, Any]]:
     """Yield path and module of what an attribute name that the release asks for stands for."""
     from vllm_omni_diffusion_compile.compile.components import denoising_modules, missing_part, resolve
-    from vllm_omni_diffusion_compile.compile.regions import inferred_regions
     from vllm_omni_diffusion_compile.errors import ComponentError
 
     component = resolve(pipeline, attr_name)
@@ -119,9 +118,9 @@ def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSetting
         return
     beside = [*(getattr(pipeline, "_vae_modules", None) or ()), *(getattr(pipeline, "_encoder_modules", None) or ())]
     found = [
-        (path, module)
+        part
         for path, module in (denoising_modules(pipeline, beside) if config.infer_regions else ())
-        if getattr(module, "_repeated_blocks", None) or inferred_regions(module)
+        for part in _with_blocks(path, module)
     ]
     yield from found
     if not found:
@@ -130,6 +129,20 @@ def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSetting
             type(pipeline).__name__,
             "none of its modules consists of blocks that repeat" if config.infer_regions else "infer_regions is off",
         )
+
+
+def _with_blocks(path: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the outermost modules, at or below a path, that have blocks to compile: GR00T's are in its action head."""
+    from vllm_omni_diffusion_compile.compile.components import is_beside
+    from vllm_omni_diffusion_compile.compile.regions import inferred_regions
+
+    if getattr(module, "_repeated_blocks", None) or inferred_regions(module):
+        yield path, module
+        return
+    # Children alone: what else a module refers to may lead back to it.
+    for name, child in module.named_children():
+        if not is_beside(name):
+            yield from _with_blocks(f"{path}.{name}", child)
 
 
 def _compile(path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None) -> None:
