@@ -36,7 +36,7 @@ test: env-all  ## the suite against 0.30.0, real servers included, and the contr
 	for release in $(filter-out $(RELEASE),$(RELEASES)); do .venvs/$$release/bin/python -m pytest -n 2 tests/contract; done
 
 .PHONY: test-slow
-test-slow: env  ## what takes too long for every change: all model families, parity with inductor, two ranks
+test-slow: env  ## what takes too long for every change: all model families, two ranks
 	pytest -n 2 -m slow
 
 .PHONY: lint

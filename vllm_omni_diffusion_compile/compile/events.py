@@ -154,18 +154,6 @@ def compiled_graphs() -> int:
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
-def frames_seen() -> int:
-    """Number of frames that TorchDynamo has looked at in order to compile them.
-
-    It moves at every compilation and recompilation, at one that fails, and once when a recompile limit is reached;
-    reading it costs a fraction of a microsecond.
-
-    Source: `torch._dynamo.utils.counters["frames"]["total"]`.
-    """
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["frames"]["total"]) if dynamo is not None else 0
-
-
 class CompilationRecords:
     """Torch's records of the frames it compiled, each read once.
 
@@ -202,7 +190,7 @@ def record_compilations(
     Args:
         component: See `CompileEvent`.
         region: See `CompileEvent`.
-        frames: How far `frames_seen` moved during the call: torch keeps a record of each.
+        frames: Frames that torch looked at during the call, by its counter; it keeps a record of each.
         args: Of the call that compiled; their shapes are recorded.
         kwargs: The same.
 

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters  # see events.py; read in place, since this runs at every call
 
-from vllm_omni_diffusion_compile.compile.latch import Latch, chain, first_line, without_frames
+from vllm_omni_diffusion_compile.compile.latch import Latch, chain, without_frames
 from vllm_omni_diffusion_compile.compile.ranks import RankGroup
 from vllm_omni_diffusion_compile.compile.state import ArgumentState, CallState, restore
 from vllm_omni_diffusion_compile.errors import RankFailedError
-
-__all__ = ["FallbackCallable", "compile_with_fallback", "first_line"]
 
 # Told how many frames torch looked at in a call, and the call's arguments; returns how many graphs it compiled.
 OnCompile = Callable[[int, tuple[Any, ...], Mapping[str, Any]], int]
