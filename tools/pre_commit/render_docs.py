@@ -13,7 +13,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,7 +104,7 @@ def render_grafts(tables: Iterable[tuple[str, Sequence[Graft]]]) -> str:
 
 def render_options(settings: type[BaseModel]) -> str:
     """Return `docs/options.md` for a settings class."""
-    lines = [_GENERATED.format(source="the fields of settings.py") + _OPTIONS_INTRO]
+    lines = [_GENERATED.format(source="the fields of settings/") + _OPTIONS_INTRO]
     for name, field in settings.model_fields.items():
         extra: Mapping[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         example = _example(field, extra)
@@ -148,12 +148,20 @@ def _mapping(field: FieldInfo) -> type[BaseModel] | None:
 
 def _keys(mapping: type[BaseModel]) -> list[str]:
     lines = ["| Key | Values | Default | What it does |", "|---|---|---|---|"]
+    return lines + list(_rows(mapping, ""))
+
+
+def _rows(mapping: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Make a row of each key, and below it one of each key of a mapping that it takes."""
     for key, field in mapping.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = _yaml(field.get_default(call_default_factory=True))
-        cells = (f"`{key}`", str(extra.get("values") or _values(field.annotation)), f"`{default}`")
-        lines.append(f"| {' | '.join(map(_cell, (*cells, _sentence(field.description or ''))))} |")
-    return lines
+        inner = _mapping(field)
+        default = "{}" if inner else _yaml(field.get_default(call_default_factory=True))
+        values = extra.get("values") or ("a mapping of the keys below" if inner else _values(field.annotation))
+        cells = (f"`{prefix}{key}`", str(values), f"`{default}`", _sentence(field.description or ""))
+        yield f"| {' | '.join(map(_cell, cells))} |"
+        if inner:
+            yield from _rows(inner, f"{prefix}{key}.")
 
 
 def _target(row: Graft) -> str:

@@ -1,0 +1,1 @@
+"""`vllm-omni-compile`: what is asked and done outside of a server."""

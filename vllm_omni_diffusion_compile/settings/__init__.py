@@ -1,0 +1,25 @@
+"""Every setting of this package: typed, validated and documented once. `docs/options.md` is rendered from it."""
+
+from vllm_omni_diffusion_compile.settings.config import DiffusionCompileConfig
+from vllm_omni_diffusion_compile.settings.names import CONFIG, NAMES, OWN, VAE
+from vllm_omni_diffusion_compile.settings.reading import KEYS, merged, plain_config, read_config
+from vllm_omni_diffusion_compile.settings.stage import (
+    DiffusionCompileSettings,
+    effective_recompile_limit,
+    refuse_near_misses,
+)
+
+__all__ = [
+    "CONFIG",
+    "KEYS",
+    "NAMES",
+    "OWN",
+    "VAE",
+    "DiffusionCompileConfig",
+    "DiffusionCompileSettings",
+    "effective_recompile_limit",
+    "merged",
+    "plain_config",
+    "read_config",
+    "refuse_near_misses",
+]

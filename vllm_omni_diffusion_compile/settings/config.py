@@ -1,0 +1,90 @@
+"""The keys of the mapping `diffusion_compile_config`."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+# Backends to which `mode` means something.
+_INDUCTOR = ("auto", "inductor")
+_CUDA_GRAPHS = "CUDA graphs, whose outputs live in buffers that the next call overwrites"
+_IDENTIFIER = r"[A-Za-z_]\w*"
+_DOTTED = rf"{_IDENTIFIER}(\.{_IDENTIFIER})*"
+_BACKEND = re.compile(rf"[A-Za-z_][\w-]*|{_DOTTED}:{_DOTTED}|{_DOTTED}\.{_IDENTIFIER}")
+
+# Compilations of one region before torch gives up on it. Torch allows 8, which 8 image sizes use up with static shapes.
+STATIC_RECOMPILE_LIMIT = 64
+
+
+class DiffusionCompileConfig(BaseModel):
+    """How the compiler is used: the keys of the mapping `diffusion_compile_config`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    backend: str = Field(
+        default="auto",
+        description="The compiler. `auto` is `inductor` where the platform supports it; elsewhere nothing is "
+        "compiled. A name that torch.compile knows, or a dotted path (`package.module:callable` or "
+        "`package.module.callable`) to a backend of your own; a class is called without arguments to make one. If a "
+        "backend that is named is not there, the worker does not start. `cudagraphs` is refused, for the reason given "
+        "at `mode`.",
+        json_schema_extra={"values": "`auto`, `inductor`, another name that torch.compile knows, or a dotted path"},
+    )
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = Field(
+        default="default",
+        description="Inductor's mode. `max-autotune-no-cudagraphs` measures several kernels for each operation: it "
+        f"takes longer to compile. `reduce-overhead` and `max-autotune` are refused: they use {_CUDA_GRAPHS}. Refused "
+        "too with a backend other than `auto` and `inductor`, which has no such modes.",
+    )
+    on_failure: Literal["eager", "raise"] = Field(
+        default="eager",
+        description="What follows when compiling fails: `eager` runs the region without the compiler from then on and "
+        "answers the request; `raise` fails it.",
+    )
+    infer_regions: bool = Field(
+        default=True,
+        description="Whether repeated blocks are looked for in the structure of a model that declares none.",
+    )
+    recompile_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="How often one region may be compiled before torch runs it without the compiler. Unset, it is "
+        "torch's own limit, and with `diffusion_compile_dynamic` off, where every shape is compiled by itself, "
+        f"{STATIC_RECOMPILE_LIMIT}.",
+        json_schema_extra={"values": "a whole number of at least 1, or unset"},
+    )
+
+    @property
+    def needs_inductor(self) -> bool:
+        """Whether nothing is compiled where the platform has no inductor."""
+        return self.backend in _INDUCTOR
+
+    @field_validator("backend")
+    @classmethod
+    def _well_formed(cls, backend: str) -> str:
+        if backend == "cudagraphs":
+            raise ValueError(f"which uses {_CUDA_GRAPHS}; use 'inductor'")
+        if not _BACKEND.fullmatch(backend):
+            raise ValueError(
+                "which is neither a name nor a dotted path; expected 'auto', 'inductor', another name that "
+                "torch.compile knows, or 'package.module:callable'"
+            )
+        return backend
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _without_cuda_graphs(cls, mode: object) -> object:
+        if mode in ("reduce-overhead", "max-autotune"):
+            raise ValueError(f"which uses {_CUDA_GRAPHS}; use 'max-autotune-no-cudagraphs'")
+        return mode
+
+    @model_validator(mode="after")
+    def _modes_are_inductors(self) -> DiffusionCompileConfig:
+        if self.mode != "default" and self.backend not in _INDUCTOR:
+            raise ValueError(
+                f"mode is {self.mode!r} and backend is {self.backend!r}, but only inductor has modes; leave mode out, "
+                "or use the backend 'inductor'"
+            )
+        return self
