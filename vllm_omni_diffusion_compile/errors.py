@@ -5,7 +5,9 @@ DiffusionCompileError
 ├── GraftError        vLLM-Omni is not what a graft expects
 │   └── ...           names target, expected and found; nothing of the target's module has been touched
 ├── ComponentError    a pipeline declares a component that does not exist
-└── RankFailedError   a compiled region failed on one rank after it had communicated with the others
+├── RankFailedError   a compiled region failed on one rank after it had communicated with the others
+├── BundleError       a bundle of compiled artifacts that is damaged, foreign, or not what it says it is
+└── UnsafeDirectoryError   a place for compiled artifacts that others can write
 """
 
 
@@ -57,3 +59,11 @@ class RankFailedError(DiffusionCompileError, RuntimeError):
         )
         self.rank = rank
         self.where = where
+
+
+class BundleError(DiffusionCompileError, ValueError):
+    """A bundle of compiled artifacts cannot be used. The message names the file and what is wrong with it."""
+
+
+class UnsafeDirectoryError(DiffusionCompileError, PermissionError):
+    """Others can write where compiled artifacts, which are code, would be read. The message names the remedy."""

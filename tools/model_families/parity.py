@@ -73,20 +73,26 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the outputs agree, and are those of compiled code wherever there is any."""
-        return not self.error and not self.fallbacks and self.distance <= self.limit
+        """Whether the outputs agree, and are those of compiled code."""
+        return self.verdict == "holds"
+
+    @property
+    def verdict(self) -> str:
+        """`holds`, `FAILS`, or `not compared` where nothing was compiled that could have computed something else."""
+        if self.error or self.fallbacks or self.distance > self.limit:
+            return "FAILS"
+        return "holds" if self.graphs else "not compared"
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {**asdict(self), "holds": self.holds}
+        return {**asdict(self), "verdict": self.verdict}
 
     def __str__(self) -> str:
         """As one line."""
         shapes = "dynamic" if self.way.dynamic else "static"
-        verdict = "holds" if self.holds else "FAILS"
         found = self.error or f"{self.distance:.2g} (limit {self.limit:g})"
         return (
-            f"{self.family:18} {self.dtype} {self.way.scope:8} {shapes:7} {verdict}  {found}, "
+            f"{self.family:18} {self.dtype} {self.way.scope:8} {shapes:7} {self.verdict}  {found}, "
             f"{self.graphs} graphs, {self.fallbacks} fallbacks, {self.seconds:.1f} s"
         )
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -65,12 +65,16 @@ class EventLog:
     """The events of one process, in order. Safe to use from several threads.
 
     Attributes:
-        ready: Whether the server has said that it is ready; set once.
+        ready: Whether the server has said that it is ready.
         rank: Rank that new events carry.
+        listeners: Told each event after it was recorded, in the thread that recorded it.
+        ready_listeners: Called when the server has become ready.
     """
 
     ready: bool = False
     rank: int = 0
+    listeners: list[Callable[[CompileEvent], None]] = field(default_factory=list)
+    ready_listeners: list[Callable[[], None]] = field(default_factory=list)
     _events: list[CompileEvent] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,7 +86,15 @@ class EventLog:
         )  # fmt: skip
         with self._lock:
             self._events.append(event)
+        for listener in self.listeners:
+            listener(event)
         return event
+
+    def become_ready(self) -> None:
+        """Note that the server is ready: what is compiled from now on, a user's request waits for."""
+        self.ready = True
+        for listener in self.ready_listeners:
+            listener()
 
     def since(self, cursor: int = 0) -> tuple[list[CompileEvent], int]:
         """Return the events after a cursor, and the cursor to ask with next time."""

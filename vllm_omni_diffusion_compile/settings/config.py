@@ -56,6 +56,15 @@ class DiffusionCompileConfig(BaseModel):
         json_schema_extra={"values": "a whole number of at least 1, or unset"},
     )
 
+    cache_dir: str | Literal[False] | None = Field(
+        default=None,
+        description="Where compiled artifacts are kept, for the next start to begin with. Unset, it is "
+        "`diffusion_compile` within vLLM's own cache (`VLLM_CACHE_ROOT`); `false` keeps nothing. A directory that "
+        "others can write is not used, since artifacts are code. Where `TORCHINDUCTOR_CACHE_DIR` is set, torch's own "
+        "cache is used as it is; `VLLM_DISABLE_COMPILE_CACHE=1` switches this one off.",
+        json_schema_extra={"values": "a directory, `false`, or unset"},
+    )
+
     @property
     def needs_inductor(self) -> bool:
         """Whether nothing is compiled where the platform has no inductor."""
@@ -72,6 +81,13 @@ class DiffusionCompileConfig(BaseModel):
                 "torch.compile knows, or 'package.module:callable'"
             )
         return backend
+
+    @field_validator("cache_dir", mode="before")
+    @classmethod
+    def _a_directory(cls, cache_dir: object) -> object:
+        if cache_dir is None or cache_dir is False or (isinstance(cache_dir, str) and cache_dir.strip()):
+            return cache_dir
+        raise ValueError("expected a directory, or false to keep nothing; leave it out for the default")
 
     @field_validator("mode", mode="before")
     @classmethod

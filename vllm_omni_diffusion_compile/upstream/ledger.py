@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
-from vllm_omni_diffusion_compile.upstream import cli, compile, config, engine, metrics, model_runner, transformer
+from vllm_omni_diffusion_compile.upstream import cache, cli, compile, config, engine, metrics, model_runner, transformer
 from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField
 from vllm_omni_diffusion_compile.upstream.graft import FieldGraft, Graft, applied
 
@@ -295,7 +295,28 @@ _COMPILE = (
     ),
 )
 
+_CACHE = (
+    Graft(
+        target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner.load_model",
+        make=cache.cache_before_load,
+        parameters=("self",),
+        why="Torch keeps what it compiles in the folder for temporary files, which no restart of a container outlives. "
+        "Before the first compilation it is told to use a private folder, with what an earlier start has kept.",
+        upstream="none yet",
+        remove_when="the release keeps compiled artifacts of diffusion models",
+    ),
+)
+
 _SCOPES = (
+    Graft(
+        target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner.load_model",
+        make=transformer.workers_while_loading,
+        parameters=("self",),
+        why="Inductor's compile workers take seconds to start, and until they answer torch compiles the kernels of the "
+        "first graph one by one. They start while the weights are loaded.",
+        upstream="none yet",
+        remove_when="the release starts them",
+    ),
     Graft(
         target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner._compile_transformer",
         make=transformer.compile_scopes,
@@ -428,6 +449,7 @@ GRAFTS: tuple[Graft, ...] = (
     *_GENERIC_STAGE,
     *_FLAGS,
     *_SCOPES,
+    *_CACHE,
     *_COMPILE,
     *_WARMUP,
     *_EVENTS,

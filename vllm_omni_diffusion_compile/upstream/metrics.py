@@ -138,8 +138,8 @@ def diffusion_compile_ready(self: Any) -> list[Parcel]:
             "Set up to be compiled, and not compiled by any request so far: %s. The model has not called it.",
             ", ".join(idle),
         )
-    LOG.ready = True
     LOG.rank = int(getattr(self, "rank", LOG.rank))
+    LOG.become_ready()
     return _of_all_ranks(_outgoing.everything())
 
 

@@ -1,4 +1,4 @@
-"""Z-Image's transformer in its real size with random weights: what compile scopes gain and what they cost.
+"""A transformer in its real size with random weights: what compile scopes gain and what they cost.
 
     python -m tools.benchmarks.gpu.scopes OUT.json
 
@@ -26,19 +26,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# Pixels of a square image; the first one is what cold compilation is measured with.
-SIZES = (1024, 512)
-TINY_SIZES = (128, 64)
-TEXT_ROWS = 60
+from tools.benchmarks.gpu.transformers import TRANSFORMERS
+
 FORWARDS = 5  # timed in a turn
 ROUNDS = 6
 # Plugins that a stock server would have, and what lets it run without an accelerator.
 STOCK_PLUGINS = "vllm_omni_register_models,diffusion_cpu"
-
-TINY = {
-    "in_channels": 4, "dim": 32, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 2,
-    "cap_feat_dim": 32, "axes_dims": [4, 6, 6], "axes_lens": [128, 64, 64],
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,28 +43,33 @@ class Arm:
         scope: `eager`, `regional` or `full`.
         ours: Whether this package is there.
         caches: Name of the arm whose caches it finds; its own, which are empty, if there is no other.
+        workers: Whether ours starts inductor's compile workers before the weights are there, as it does in a server.
     """
 
     name: str
     scope: str
     ours: bool
     caches: str = ""
+    workers: bool = True
 
 
 EAGER = Arm("eager", "eager", ours=False)
 STOCK = Arm("stock regional", "regional", ours=False)
 AGAIN = Arm("stock regional, again", "regional", ours=False, caches=STOCK.name)
 OURS = Arm("ours regional", "regional", ours=True)
+LATE = Arm("ours regional, workers not ahead", "regional", ours=True, workers=False)
 OURS_FULL = Arm("ours full", "full", ours=True)
 STOCK_FULL = Arm("stock full", "full", ours=False)
-REGIONAL = (EAGER, STOCK, OURS, AGAIN)
+REGIONAL = (EAGER, STOCK, OURS, AGAIN, LATE)
 FULL = (OURS_FULL, STOCK_FULL)
+COLD = (OURS, LATE, STOCK, OURS_FULL, STOCK_FULL, AGAIN)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all arms have in common: options of the model, where their files lie, and the sizes."""
+    """What all arms have in common: the model and its options, where their files lie, and the sizes."""
 
+    model: str
     options: dict[str, Any]
     folder: str
     sizes: Sequence[int]
@@ -91,15 +89,19 @@ class Model:
 
         scope = {} if arm.scope == "eager" else {"diffusion_compile_granularity": arm.scope}
         self._config = OmniDiffusionConfig(
-            model="", model_class_name="ZImagePipeline", dtype=torch.bfloat16, num_gpus=1, master_port=_free_port(),
-            enforce_eager=arm.scope == "eager", **scope,
+            model="", model_class_name=TRANSFORMERS[setup.model].pipeline, dtype=torch.bfloat16, num_gpus=1,
+            master_port=_free_port(), enforce_eager=arm.scope == "eager", **scope,
         )  # fmt: skip
         self._worker = DiffusionWorker(local_rank=0, rank=0, od_config=self._config, skip_load_model=True)
         self._runner = self._worker.model_runner
         current_omni_platform.init_diffusion_model_runner_runtime(
             vllm_config=self._worker.vllm_config, od_config=self._config, device=self._worker.device
         )  # as load_model does
-        self._options = setup.options
+        self._model, self._options = TRANSFORMERS[setup.model], setup.options
+        if arm.ours and arm.workers:
+            from vllm_omni_diffusion_compile.compile.workers import start_workers
+
+            start_workers()  # as the wrapped load_model does
         with self._surroundings():
             self._transformer = self._build()
         self._runner.pipeline = nn.Module()
@@ -117,11 +119,10 @@ class Model:
         from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
         from vllm.utils.torch_utils import set_default_torch_dtype
         from vllm_omni.diffusion.config import set_current_diffusion_config
-        from vllm_omni.diffusion.models.z_image.z_image_transformer import ZImageTransformer2DModel
 
         device = self._worker.device
         with set_current_diffusion_config(self._config), set_default_torch_dtype(torch.bfloat16), device:
-            transformer = ZImageTransformer2DModel(**self._options).eval().requires_grad_(False)
+            transformer = self._model.build(**self._options).eval().requires_grad_(False)
         generator = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
             for name, parameter in transformer.named_parameters():
@@ -145,17 +146,8 @@ class Model:
             yield
 
     def _input(self, size: int) -> dict[str, Any]:
-        import torch
-
         if size not in self._inputs:
-            generator, device = torch.Generator(self._worker.device).manual_seed(size), self._worker.device
-            kind: dict[str, Any] = {"generator": generator, "device": device, "dtype": torch.bfloat16}
-            side, channels = size // 8, self._transformer.in_channels
-            self._inputs[size] = {
-                "x": [torch.randn(channels, 1, side, side, **kind)],
-                "t": torch.tensor([0.5], device=device, dtype=torch.bfloat16),
-                "cap_feats": [torch.randn(TEXT_ROWS, self._options.get("cap_feat_dim", 2560), **kind)],
-            }
+            self._inputs[size] = self._model.inputs(self._transformer, size)
         return self._inputs[size]
 
     def forward(self, size: int) -> float:
@@ -174,7 +166,7 @@ class Model:
 
     def first(self, size: int) -> dict[str, Any]:
         """Run it for the first time at a size, and a few times after that."""
-        from torch._dynamo.utils import counters, get_compilation_metrics
+        from torch._dynamo.utils import compilation_time_metrics, counters, get_compilation_metrics
 
         before, known = counters["stats"]["unique_graphs"], len(get_compilation_metrics())
         first, *then = [self.forward(size) for _ in range(4)]
@@ -184,6 +176,8 @@ class Model:
             "graphs": counters["stats"]["unique_graphs"] - before,
             "torch_says_s": sum(record.duration_us or 0 for record in records) / 1e6,
             "failed": [record.fail_reason for record in records if record.fail_type],
+            # Torch's own names of what it timed; they lie within one another, so they do not add up.
+            "phases_s": {name: round(sum(seconds), 3) for name, seconds in compilation_time_metrics.items()},
         }  # fmt: skip
 
     def turn(self, size: int) -> list[float]:
@@ -192,7 +186,8 @@ class Model:
 
     def output(self) -> list[float]:
         """Return what the last forward gave."""
-        values: list[float] = self._last[0][0].float().flatten().tolist()
+        output = self._last[0]
+        values: list[float] = (output[0] if isinstance(output, list) else output).float().flatten().tolist()
         return values
 
     def facts(self) -> dict[str, Any]:
@@ -207,7 +202,7 @@ class Model:
             "device": torch.cuda.get_device_name() if cuda else "cpu",
             "torch": torch.__version__,
             "vllm_omni": vllm_omni.__version__,
-            "attention": self._transformer.layers[0].attention.attn.backend_pref,
+            "attention": self._model.timed(self._transformer).backend_pref,
             "parameters": sum(parameter.numel() for parameter in self._transformer.parameters()),
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
             "guarded_regions": sum(hasattr(forward, "latched") for forward in forwards),
@@ -306,7 +301,7 @@ class Run:
         self._sizes = setup.sizes
         self._deadline = deadline
         self._started = time.monotonic()
-        self.result: dict[str, Any] = {"options": setup.options, "arms": {}, "at_s": {}}
+        self.result: dict[str, Any] = {"model": setup.model, "options": setup.options, "arms": {}, "at_s": {}}
         self.processes: dict[Arm, Process] = {}
         for arm in (*REGIONAL, *FULL):
             self.processes[arm] = Process(arm, setup, self.result["arms"].setdefault(arm.name, {"samples_ms": {}}))
@@ -393,17 +388,25 @@ def main() -> None:
     """Measure and write down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--layers", type=int, default=30, help="main blocks; 4 more refine image and text")
+    parser.add_argument("--model", choices=sorted(TRANSFORMERS), default="z_image")
+    parser.add_argument("--layers", type=int, default=30, help="main blocks; z_image has 4 more beside them")
     parser.add_argument("--deadline", type=float, default=200, help="seconds after which what is missing is left out")
     parser.add_argument("--tiny", action="store_true", help="a tiny transformer and small images")
+    parser.add_argument("--cold", action="store_true", help="only how long the first forward takes, at the first size")
     options = parser.parse_args()
     deadline = time.monotonic() + options.deadline
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="scopes-", ignore_cleanup_errors=True))
-        sizes = TINY_SIZES if options.tiny else SIZES
-        setup = Setup(TINY if options.tiny else {"n_layers": options.layers}, folder, sizes)
+        model = TRANSFORMERS[options.model]
+        sizes = (128, 64) if options.tiny else model.sizes
+        real = {**model.options, model.layers: options.layers}
+        setup = Setup(options.model, dict(model.tiny if options.tiny else real), folder, sizes)
         run = Run(options.out, setup, deadline)
         stack.callback(run.stop)
+        if options.cold:
+            run.first(COLD, sizes[:1], limit_s=options.deadline / 2)
+            print(json.dumps(run.result["summary"], indent=1), flush=True)
+            return
         # What hangs must not take the time of the others.
         run.first(REGIONAL, sizes, limit_s=options.deadline / 3)
         run.rounds(REGIONAL, sizes, ROUNDS)

@@ -1,0 +1,146 @@
+"""The compile cache of a worker: opened before the weights are loaded, written once the server is ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileSettings
+from vllm_omni_diffusion_compile.upstream.log import host_logger
+
+if TYPE_CHECKING:
+    from vllm_omni_diffusion_compile.compile.cache.bundle import Manifest
+    from vllm_omni_diffusion_compile.compile.cache.key import CacheKey
+    from vllm_omni_diffusion_compile.compile.cache.working import Working
+
+logger = host_logger(__name__)
+
+_RUNNER = "vllm_omni.diffusion.worker.diffusion_model_runner"
+_DISABLE = "VLLM_DISABLE_COMPILE_CACHE"
+# Settings that change what is compiled.
+_SETTINGS = ("diffusion_compile_granularity", "diffusion_compile_dynamic", "diffusion_compile_vae")
+_CONFIG_KEYS = ("backend", "mode")
+# The degrees of `parallel_config`: each splits what a rank computes.
+_PARALLEL = (
+    *("tensor_parallel_size", "sequence_parallel_size", "ulysses_degree", "ring_degree", "cfg_parallel_size"),
+    *("pipeline_parallel_size", "data_parallel_size", "vae_patch_parallel_size", "use_hsdp"),
+)
+
+# One a process: torch has one cache directory.
+_working: Working | None = None
+
+
+def cache_before_load(load_model: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(load_model)
+    def with_cache(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(self.od_config, "enforce_eager", True):
+            _open(self.od_config)
+        load_model(self, *args, **kwargs)
+
+    return with_cache
+
+
+def _open(od_config: Any) -> None:
+    global _working
+    config = DiffusionCompileSettings.of(od_config).diffusion_compile_config
+    if _working is not None or not sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor():
+        return
+    if not config.needs_inductor or config.cache_dir is False:
+        return
+    if os.environ.get(_DISABLE, "0") not in ("", "0"):
+        logger.info("Compile cache: off, since %s is set.", _DISABLE)
+        return
+    from vllm_omni_diffusion_compile.compile.cache.store import Store, default_directory
+    from vllm_omni_diffusion_compile.compile.cache.working import VARIABLE, Working, belongs_to_user
+    from vllm_omni_diffusion_compile.compile.events import LOG
+
+    if (theirs := belongs_to_user()) is not None:
+        logger.info("Compile cache: torch's own in %s, since %s is set; ours is off.", theirs, VARIABLE)
+        return
+    store = Store(Path(config.cache_dir).expanduser() if config.cache_dir else default_directory())
+    _working = Working(store, _key(od_config), _warn)
+    os.environ[VARIABLE] = str(_working.folder)
+    LOG.listeners.append(_keep_soon)
+    LOG.ready_listeners.append(_keep)
+    if _working.restored is not None:
+        logger.info("Compile cache: %s from %s.", _counted(_working.restored), store.path(_working.key.digest))
+    else:
+        logger.info("Compile cache: nothing to begin with in %s.", store.path(_working.key.digest))
+
+
+def _keep() -> None:
+    # The worker answers that the server is ready between two requests: nothing is being compiled.
+    if _working is not None and (kept := _working.keep(settled=True)):
+        logger.info("Compile cache: %s kept for the next start.", _counted(kept))
+
+
+def _keep_soon(event: Any) -> None:
+    if event.after_ready and _working is not None:
+        _working.keep_soon()
+
+
+def _warn(what: str) -> None:
+    logger.warning("Compile cache (%s.cache_dir): %s", CONFIG, what)
+
+
+def _counted(manifest: Manifest) -> str:
+    return f"{len(manifest.files)} artifact(s)"
+
+
+def _key(od_config: Any) -> CacheKey:
+    """Everything that could make an artifact wrong, and what tells a reader which model it is of."""
+    import vllm_omni
+
+    from vllm_omni_diffusion_compile import __version__
+    from vllm_omni_diffusion_compile.compile.cache.key import CacheKey, machine_facts
+
+    settings = DiffusionCompileSettings.of(od_config)
+    parallel = getattr(od_config, "parallel_config", None)
+    degrees = {name: getattr(parallel, name, None) for name in _PARALLEL}
+    compiled = {name: getattr(settings, name) for name in _SETTINGS} | {
+        name: getattr(settings.diffusion_compile_config, name) for name in _CONFIG_KEYS
+    }
+    return CacheKey({
+        **machine_facts(),
+        "vllm-omni": str(vllm_omni.__version__),
+        "vllm-omni-diffusion-compile": __version__,
+        "model": str(getattr(od_config, "model_class_name", None)),
+        "model configuration": _digest(_model_configuration(od_config)),
+        "dtype": str(getattr(od_config, "dtype", None)),
+        "parallel": _shown({name: degree for name, degree in degrees.items() if degree not in (None, 1, False)}),
+        "settings": _shown(compiled),
+    })  # fmt: skip
+
+
+def _model_configuration(od_config: Any) -> Mapping[str, Any]:
+    """What the model is built from, and not where it lies: replicas may have it elsewhere."""
+    transformer = getattr(od_config, "tf_model_config", None)
+    return {
+        "transformer": getattr(transformer, "params", None),
+        "index": getattr(od_config, "model_config", None) or {},
+        "quantization": getattr(od_config, "quantization_config", None),
+        "attention": getattr(od_config, "diffusion_attention_config", None),
+        "cache": getattr(od_config, "cache_backend", None),
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plainly).encode()).hexdigest()[:16]
+
+
+def _plainly(value: Any) -> Any:
+    """What JSON does not know, without the addresses that a repr has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return str(value) if isinstance(value, Path) else type(value).__qualname__
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items()) or "none"
