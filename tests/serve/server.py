@@ -274,18 +274,20 @@ def _free_port() -> int:
 
 def _environment(caches: Path, plugins: str | None) -> dict[str, str]:
     env = dict(os.environ)
-    env.pop("VLLM_PLUGINS", None)
+    for name in ("VLLM_PLUGINS", "TORCHINDUCTOR_CACHE_DIR"):
+        env.pop(name, None)
     env |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(caches / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         # Code of a checkpoint is copied there and would be found again after the checkpoint has changed.
         "HF_MODULES_CACHE": str(caches / "modules"),
     }
     if plugins is not None:
         env["VLLM_PLUGINS"] = plugins
+        if "diffusion_compile" not in plugins.split(","):  # which has a cache of its own, within vLLM's
+            env["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
     return env
 
 

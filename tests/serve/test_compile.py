@@ -71,6 +71,13 @@ def eager(klein: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def again(compiled: tuple[Server, float], klein: Path, caches: Path) -> Iterator[Server]:
+    """A second start with the caches of the first one, and a compiled decode that fails."""
+    with Server(klein, env=PROBE | {"PROBE_BREAK_DECODE": "1"}, caches=caches, ready_timeout_s=READY_S) as server:
+        yield server
+
+
 def test_no_user_waits_for_the_compiler(compiled: tuple[Server, float], trace: Path) -> None:
     server, ready = compiled
     for size in ("512x512", "768x640", "256x320", "384x256", "512x512"):
@@ -109,11 +116,20 @@ def test_each_flag_reaches_a_worker_process(eager: Server) -> None:
     assert "No real request-path warmup: compilation is off (enforce_eager)" in eager.log
 
 
-def test_a_vae_that_cannot_be_compiled_is_decoded_eagerly(klein: Path, caches: Path, eager: Server) -> None:
-    with Server(klein, env=PROBE | {"PROBE_BREAK_DECODE": "1"}, caches=caches, ready_timeout_s=READY_S) as server:
-        assert psnr(draw(server, "256x256", steps=4), draw(eager, "256x256", steps=4)) >= 40
-        (line,) = [line for line in messages(server) if "disabling compilation and retrying eagerly" in line]
+def test_a_vae_that_cannot_be_compiled_is_decoded_eagerly(again: Server, eager: Server) -> None:
+    assert psnr(draw(again, "256x256", steps=4), draw(eager, "256x256", steps=4)) >= 40
+    (line,) = [line for line in messages(again) if "disabling compilation and retrying eagerly" in line]
     assert "vae.decode" in line and "RuntimeError: PROBE broke the compiled decode" in line
+
+
+def test_a_second_start_begins_with_what_the_first_compiled(
+    compiled: tuple[Server, float], again: Server, caches: Path
+) -> None:
+    (kept,) = [line for line in messages(compiled[0]) if "artifact(s) kept for the next start" in line]
+    (found,) = [line for line in messages(again) if "Compile cache:" in line and " from " in line]
+    (bundle,) = (caches / "vllm" / "diffusion_compile").glob("*.tar")
+    assert re.search(r"\d+ artifact", kept)[0] == re.search(r"\d+ artifact", found)[0]  # type: ignore[index]
+    assert found.endswith(f"from {bundle}.")
 
 
 def test_without_a_compiler_the_server_starts_and_says_so_once(klein: Path, eager: Server) -> None:
