@@ -1,9 +1,10 @@
 """A MiniMax-H3 (video with audio) of 2 x 17 MB: `python -m tools.tiny_checkpoints.minimax_h3 [OUT]`.
 
 Serve `OUT/FL2VA` (text, or one or two keyframes) or `OUT/Ref2VA` (reference images; videos and sounds, too, where
-ffmpeg is installed) with `--trust-remote-code`: as in the real checkpoint, both VAEs are code in the checkpoint. Theirs is not public, so
-`minimax_h3_remote/` holds stand-ins with the contracts that vLLM-Omni uses. The weights of the transformer carry the
-names and shapes of the installed vLLM-Omni's own module, so this needs an environment with the host.
+ffmpeg is installed) with `--trust-remote-code`: as in the real checkpoint, both VAEs are code in the checkpoint. Theirs
+is not public, so `minimax_h3_remote/` holds stand-ins with the contracts that vLLM-Omni uses. The weights of the
+transformer carry the names and shapes of the installed vLLM-Omni's own module, so this needs an environment with the
+host.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_omni_diffusion_compile import __version__
+from vllm_omni_diffusion_compile.commands import report
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -33,7 +34,13 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS: Mapping[str, Command] = {}
+COMMANDS: Mapping[str, Command] = {
+    "report": Command(
+        help="print what a server was warm for when it was ready, and what it met since",
+        add_arguments=report.add_arguments,
+        run=report.run,
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

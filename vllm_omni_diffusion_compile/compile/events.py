@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class CompileEvent:
         after_ready: Whether a user's request waited for it.
         at: When it was recorded, in seconds since the epoch.
         rank: Rank of the process among those of its stage.
+        request: After ready, the request that waited, as the shape to declare; None if it is not known.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class CompileEvent:
     after_ready: bool = False
     at: float = 0.0
     rank: int = 0
+    request: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON and for the way between processes."""
@@ -67,17 +69,20 @@ class EventLog:
     Attributes:
         ready: Whether the server has said that it is ready; set once.
         rank: Rank that new events carry.
+        describe: Says which request is being executed, as the shape to declare; None between requests.
     """
 
     ready: bool = False
     rank: int = 0
+    describe: Callable[[], Mapping[str, Any] | None] | None = None
     _events: list[CompileEvent] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, kind: Kind, component: str, region: str, **details: Any) -> CompileEvent:
         """Add an event, stamped with time, rank and whether the server was ready."""
+        request = self.describe() if self.ready and self.describe is not None else None
         event = CompileEvent(
-            kind=kind, component=component, region=region,
+            kind=kind, component=component, region=region, request=request,
             after_ready=self.ready, rank=self.rank, at=time.time(), **details,
         )  # fmt: skip
         with self._lock:
@@ -94,6 +99,7 @@ class EventLog:
         with self._lock:
             self._events.clear()
         self.ready = False
+        self.describe = None
 
 
 LOG = EventLog()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Collection
 from typing import Any
@@ -19,6 +20,7 @@ from vllm_omni_diffusion_compile.settings import (
     DiffusionCompileSettings,
     merged,
     plain_config,
+    read_config,
 )
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
@@ -33,6 +35,8 @@ _LANGUAGE_MODEL_FLAGS = {
 # How long a stage, and all of them, may take to start where VAE decode is compiled and warmed up, in seconds. vLLM-Omni
 # waits 300 and 600; full scope with a transformer of 3.9 B parameters took 303 on an H200.
 _START_S = 1800
+# What loading the weights may take beside a budget for warming up, in seconds.
+_LOADING_S = 600
 _START_TIMEOUTS = {"stage_init_timeout": "--stage-init-timeout", "init_timeout": "--init-timeout"}
 
 
@@ -133,17 +137,35 @@ def give_time_to_compile(validate: Callable[..., None]) -> Callable[..., None]:
     def with_time(self: Any, args: Any) -> None:
         validate(self, args)
         given = getattr(args, "explicit_keys", None)
-        off = getattr(args, "enforce_eager", False) or getattr(args, VAE, None) is False
+        warmup = read_config(getattr(args, CONFIG, None), _flag(CONFIG)).warmup
+        nothing_to_warm = getattr(args, VAE, None) is False and not warmup.shapes
+        off = getattr(args, "enforce_eager", False) or nothing_to_warm
         if not isinstance(given, frozenset) or off or not getattr(args, "omni", False):
             return
-        short = [name for name in _START_TIMEOUTS if name not in given and getattr(args, name, _START_S) < _START_S]
+        start_s = max(_START_S, math.ceil((warmup.budget_s or 0) + _LOADING_S))
+        short = [name for name in _START_TIMEOUTS if name not in given and getattr(args, name, start_s) < start_s]
         for name in short:
-            setattr(args, name, _START_S)
+            setattr(args, name, start_s)
         if short:
             args.explicit_keys = given | frozenset(short)
             logger.info(
                 "%s: %d s instead of the default, for compiling and warming up before the server is ready.",
-                ", ".join(_START_TIMEOUTS[name] for name in short), _START_S,
+                ", ".join(_START_TIMEOUTS[name] for name in short), start_s,
             )  # fmt: skip
+        _name_contradictions(args, warmup.budget_s)
 
     return with_time
+
+
+def _name_contradictions(args: Any, budget_s: float | None) -> None:
+    """Say before anything is loaded that the host will end the start before the budget does."""
+    if budget_s is None:
+        return
+    for name, flag in _START_TIMEOUTS.items():
+        timeout_s = getattr(args, name, None)
+        if timeout_s is not None and timeout_s <= budget_s:
+            logger.warning(
+                "%s.warmup.budget_s is %g and %s is %g: vLLM-Omni ends a start that takes that long, and loading the "
+                "weights counts, too. Raise %s above the budget and the time to load, or lower the budget.",
+                _flag(CONFIG), budget_s, flag, timeout_s, flag,
+            )  # fmt: skip
