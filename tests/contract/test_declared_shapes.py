@@ -122,11 +122,14 @@ def test_a_model_without_a_dummy_run_is_warmed_at_declared_shapes(build: Callabl
     # Guidance that is not mentioned is the model's own, as in a request that does not mention it.
     assert first.sampling_params.guidance_scale_provided is False
     assert "multi_modal_data" not in first.prompt
+    # MiniMax-H3 refuses a request for text to video without one.
+    assert first.sampling_params.extra_args == {"aspect_ratio": "16:9"}
 
 
 def test_a_shape_is_a_request_with_all_that_it_says(build: Callable[..., Any]) -> None:
     shape = {"width": 64, "height": 32, "steps": 5, "guidance_scale": 4.0, "true_cfg_scale": 2.0, "prompt_rows": 40}
-    shape |= {"negative_prompt": "dull", "images": ["320x256", "64x32"], "extra_args": {"task": "fl2va"}}
+    shape |= {"negative_prompt": "dull", "images": ["320x256", "64x32"]}
+    shape |= {"extra_args": {"task": "fl2va", "aspect_ratio": "1:1"}}
     engine = build({"shapes": [shape]})
     engine.run_startup_warmup()
     request = engine.requests[0]
@@ -134,7 +137,7 @@ def test_a_shape_is_a_request_with_all_that_it_says(build: Callable[..., Any]) -
     assert (params.num_inference_steps, params.guidance_scale, params.guidance_scale_provided) == (5, 4.0, True)
     assert params.true_cfg_scale == 2.0
     assert params.do_classifier_free_guidance is True
-    assert params.extra_args == {"task": "fl2va"}
+    assert params.extra_args == {"task": "fl2va", "aspect_ratio": "1:1"}
     assert (request.prompt["prompt"], request.prompt["negative_prompt"]) == ("40 words", "dull")
     assert [picture.size for picture in request.prompt["multi_modal_data"]["image"]] == [(320, 256), (64, 32)]
 

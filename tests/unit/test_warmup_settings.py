@@ -57,7 +57,7 @@ def test_input_pictures_have_the_requests_size_unless_they_have_their_own() -> N
         ({"shapes": [5]}, "warmup.shapes[0] is 5, which is no shape"),
         ({"shapes": [{"width": 64}]}, "warmup.shapes[0].height is missing from {'width': 64}"),
         ({"shapes": [{"width": 64, "height": "64"}]}, "warmup.shapes[0].height is '64' (str), expected a whole number"),
-        ({"shapes": [{"widht": 64, "width": 1, "height": 1}]}, "shapes[0].widht'; did you mean 'width'?"),
+        ({"shapes": [{"widths": 64, "width": 1, "height": 1}]}, "shapes[0].widths'; did you mean 'width'?"),
         ({"shapes": [FULL | {"images": -1}]}, "warmup.shapes[0].images is -1, which is neither a count nor sizes"),
         ({"shapes": [FULL | {"images": ["64x64x9"]}]}, "images is ['64x64x9'], which is neither"),
         ({"shapes": [FULL | {"extra_args": []}]}, "warmup.shapes[0].extra_args is [] (list), expected a mapping"),

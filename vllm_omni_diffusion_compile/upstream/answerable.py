@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 PROMPT = "a photograph of a lighthouse at dusk, waves against the rocks, warm light in the windows"
@@ -10,6 +11,18 @@ PROMPT = "a photograph of a lighthouse at dusk, waves against the rocks, warm li
 _ACTION_MODELS = frozenset(
     {"DreamZeroPipeline", "Gr00tN1d7Pipeline", "InternVLAA1Pipeline", "Pi0Pipeline", "Pi05Pipeline"}
 )
+
+# What a model refuses to do without, where a shape does not say it; it decides nothing that is compiled. MiniMax-H3
+# makes the picture as wide and high as it was asked for, and wants to be told a ratio all the same.
+_EXPECTED_ARGS: Mapping[str, Mapping[str, Any]] = {
+    "MiniMaxH3Pipeline": {"aspect_ratio": "16:9"},
+    "MiniMaxH3ModularPipeline": {"aspect_ratio": "16:9"},
+}
+
+
+def extra_args(model: str | None, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `extra_args` of a request to a model: what was stated, and what the model cannot do without."""
+    return {**_EXPECTED_ARGS.get(model or "", {}), **stated}
 
 
 def why_no_request(config: Any) -> str | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.settings import (
@@ -18,6 +22,7 @@ from vllm_omni_diffusion_compile.settings import (
     OWN,
     VAE,
     DiffusionCompileSettings,
+    WarmupConfig,
     merged,
     plain_config,
     read_config,
@@ -137,12 +142,13 @@ def give_time_to_compile(validate: Callable[..., None]) -> Callable[..., None]:
     def with_time(self: Any, args: Any) -> None:
         validate(self, args)
         given = getattr(args, "explicit_keys", None)
-        warmup = read_config(getattr(args, CONFIG, None), _flag(CONFIG)).warmup
-        nothing_to_warm = getattr(args, VAE, None) is False and not warmup.shapes
+        warmups = list(_warmups(args))
+        budget_s = max((warmup.budget_s or 0.0 for warmup in warmups), default=0.0)
+        nothing_to_warm = getattr(args, VAE, None) is False and not any(warmup.shapes for warmup in warmups)
         off = getattr(args, "enforce_eager", False) or nothing_to_warm
         if not isinstance(given, frozenset) or off or not getattr(args, "omni", False):
             return
-        start_s = max(_START_S, math.ceil((warmup.budget_s or 0) + _LOADING_S))
+        start_s = max(_START_S, math.ceil(budget_s + _LOADING_S) if budget_s else 0)
         short = [name for name in _START_TIMEOUTS if name not in given and getattr(args, name, start_s) < start_s]
         for name in short:
             setattr(args, name, start_s)
@@ -152,20 +158,32 @@ def give_time_to_compile(validate: Callable[..., None]) -> Callable[..., None]:
                 "%s: %d s instead of the default, for compiling and warming up before the server is ready.",
                 ", ".join(_START_TIMEOUTS[name] for name in short), start_s,
             )  # fmt: skip
-        _name_contradictions(args, warmup.budget_s)
+        _name_contradictions(args, budget_s)
 
     return with_time
 
 
-def _name_contradictions(args: Any, budget_s: float | None) -> None:
+def _warmups(args: Any) -> Iterator[WarmupConfig]:
+    """Find what the command line and the deploy YAML say of warmup, for any stage; what is wrong is said later."""
+    stages: list[Any] = [vars(args)]
+    overrides = getattr(args, "stage_overrides", None)
+    stages += list(overrides.values()) if isinstance(overrides, dict) else []
+    path = getattr(args, "deploy_config", None)
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, yaml.YAMLError):
+            stages += (yaml.safe_load(Path(path).read_text()) or {}).get("stages") or []
+    for stage in stages:
+        with contextlib.suppress(SettingError):
+            yield read_config(stage.get(CONFIG) if isinstance(stage, dict) else None).warmup
+
+
+def _name_contradictions(args: Any, budget_s: float) -> None:
     """Say before anything is loaded that the host will end the start before the budget does."""
-    if budget_s is None:
-        return
     for name, flag in _START_TIMEOUTS.items():
         timeout_s = getattr(args, name, None)
         if timeout_s is not None and timeout_s <= budget_s:
             logger.warning(
                 "%s.warmup.budget_s is %g and %s is %g: vLLM-Omni ends a start that takes that long, and loading the "
                 "weights counts, too. Raise %s above the budget and the time to load, or lower the budget.",
-                _flag(CONFIG), budget_s, flag, timeout_s, flag,
+                CONFIG, budget_s, flag, timeout_s, flag,
             )  # fmt: skip

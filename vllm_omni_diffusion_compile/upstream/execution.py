@@ -39,7 +39,10 @@ def executing(worker: Any, arguments: tuple[Any, ...]) -> Iterator[None]:
     _same_threads(worker)
     requests = _requests(arguments)
     if requests:
-        LOG.describe = functools.cache(functools.partial(described, worker, copy.copy(requests[0])))
+        # As it was asked for: the pipeline fills in what was left out.
+        asked = copy.copy(requests[0])
+        asked.sampling_params = copy.copy(asked.sampling_params)
+        LOG.describe = functools.cache(functools.partial(described, worker, asked))
     executions = vars(worker).setdefault(_EXECUTIONS, [])
     began = time.time()
     try:

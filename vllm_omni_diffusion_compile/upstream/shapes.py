@@ -18,7 +18,7 @@ from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.errors import WarmupError
 from vllm_omni_diffusion_compile.settings import NAMES, DiffusionCompileSettings, Shape, WarmupConfig
 from vllm_omni_diffusion_compile.upstream import reporting
-from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, why_no_request
+from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, extra_args, why_no_request
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.declared import Answer, Budget, Outcome, warm_shapes
@@ -231,7 +231,7 @@ class _Sender:
                 num_inference_steps=steps,
                 guidance_scale=shape.guidance_scale,
                 true_cfg_scale=shape.true_cfg_scale,
-                extra_args=dict(shape.extra_args),
+                extra_args=extra_args(self._engine.od_config.model_class_name, shape.extra_args),
                 need_kv_receive=False,
             ),
         )
