@@ -17,7 +17,7 @@ from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent
 
 pytestmark = MARKS
 
-STATIC = {"diffusion_compile_dynamic": False}
+STATIC: dict[str, Any] = {"diffusion_compile_dynamic": False}
 
 
 def config(*shapes: Any, **more: Any) -> dict[str, Any]:
@@ -37,6 +37,11 @@ def picture(seed: int, size: int = 320) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8))
 
 
+def sized(request: Any, width: int, height: int) -> Any:
+    request.sampling_params.width, request.sampling_params.height = width, height
+    return request
+
+
 def test_nothing_is_compiled_for_a_declared_shape_in_the_thread_that_serves(klein: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     shapes = ("128x128", {"width": 192, "height": 128, "guidance_scale": 4.0, "negative_prompt": "dull"}, "96x160")
@@ -49,8 +54,8 @@ def test_nothing_is_compiled_for_a_declared_shape_in_the_thread_that_serves(klei
         torch.set_num_threads(threads + 1)
         requests = [
             engine.request(size=128),
-            engine.request(size=128, width=192, guidance_scale=4.0),
-            engine.request(size=160, width=96, steps=7, prompt="a longer prompt than the one before"),
+            sized(engine.request(guidance_scale=4.0), 192, 128),
+            sized(engine.request(steps=7, prompt="a longer prompt than the one before"), 96, 160),
         ]
         requests[1].prompt["negative_prompt"] = "something else"
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,7 +129,14 @@ def test_a_model_without_a_dummy_run_is_warmed_at_declared_shapes(build: Callabl
 
 
 def test_a_shape_is_a_request_with_all_that_it_says(build: Callable[..., Any]) -> None:
-    shape = {"width": 64, "height": 32, "steps": 5, "guidance_scale": 4.0, "true_cfg_scale": 2.0, "prompt_rows": 40}
+    shape: dict[str, Any] = {
+        "width": 64,
+        "height": 32,
+        "steps": 5,
+        "guidance_scale": 4.0,
+        "true_cfg_scale": 2.0,
+        "prompt_rows": 40,
+    }
     shape |= {"negative_prompt": "dull", "images": ["320x256", "64x32"]}
     shape |= {"extra_args": {"task": "fl2va", "aspect_ratio": "1:1"}}
     engine = build({"shapes": [shape]})
@@ -401,3 +410,30 @@ def test_a_service_thread_computes_with_as_many_threads_as_the_first_request_fou
         assert seen == [2]
     finally:
         torch.set_num_threads(before)
+
+
+class Terminal(io.StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_shape_seconds_and_compile_events(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    LOG.clear()
+
+    def respond(asked: OmniDiffusionRequest) -> None:
+        LOG.record("compilation", "transformer", "Block")
+        time.sleep(0.6)  # the bar is drawn anew twice a second
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    engine = build({"shapes": ["64x64x107", "32x32"]}, respond)
+    engine.run_startup_warmup()
+    shown = terminal.getvalue()
+    assert "64x64x107" in shown and "2/2" in shown and "1 compile events" in shown
+    # The bar is instead of the lines, the table comes all the same.
+    assert "Warming up with" not in caplog.text and "Declared shapes, warm in" in caplog.text
+    LOG.clear()

@@ -99,8 +99,8 @@ def test_a_request_that_waits_for_the_compiler_is_counted(
     options: tuple[str, ...],
 ) -> None:
     settings = ("--no-diffusion-compile-dynamic", "--no-diffusion-compile-vae")
-    settings += ("--diffusion-compile-config.warmup.shapes", DECLARED)
-    starting = Server(klein, *settings, *options, caches=caches, ready_timeout_s=READY_S)
+    declared = ("--diffusion-compile-config.warmup.shapes", DECLARED)
+    starting = Server(klein, *settings, *declared, *options, caches=caches, ready_timeout_s=READY_S)
     with started_while_clients_hang_up(starting) as server:
         at_start = total(server, "compilations", after_ready="false")
         assert at_start >= 1

@@ -16,7 +16,15 @@ from vllm_omni_diffusion_compile.settings import (
 )
 from vllm_omni_diffusion_compile.settings.config import STATIC_RECOMPILE_LIMIT
 
-FULL = {"width": 64, "height": 64, "frames": 107, "steps": 4, "guidance_scale": 4, "images": 1, "prompt_rows": 77}
+FULL: dict[str, Any] = {
+    "width": 64,
+    "height": 64,
+    "frames": 107,
+    "steps": 4,
+    "guidance_scale": 4,
+    "images": 1,
+    "prompt_rows": 77,
+}
 
 
 def shapes(*given: Any) -> list[Shape]:

@@ -1,9 +1,11 @@
-"""Which stages can answer a request of ours while they start, and with what prompt."""
+"""Which stages can answer a request of ours while they start, to what prompt, and what was declared for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileConfig, WarmupConfig, read_config
 
 PROMPT = "a photograph of a lighthouse at dusk, waves against the rocks, warm light in the windows"
 
@@ -23,6 +25,12 @@ _EXPECTED_ARGS: Mapping[str, Mapping[str, Any]] = {
 def extra_args(model: str | None, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `extra_args` of a request to a model: what was stated, and what the model cannot do without."""
     return {**_EXPECTED_ARGS.get(model or "", {}), **stated}
+
+
+def warmup_of(config: Any) -> WarmupConfig:
+    """Return what a stage's configuration says of warmup; nothing, if it is not one that could say anything."""
+    value = getattr(config, CONFIG, None)
+    return read_config(value).warmup if isinstance(value, (Mapping, DiffusionCompileConfig)) else WarmupConfig()
 
 
 def why_no_request(config: Any) -> str | None:

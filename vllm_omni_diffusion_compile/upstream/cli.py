@@ -167,6 +167,9 @@ def _warmups(args: Any) -> Iterator[WarmupConfig]:
     """Find what the command line and the deploy YAML say of warmup, for any stage; what is wrong is said later."""
     stages: list[Any] = [vars(args)]
     overrides = getattr(args, "stage_overrides", None)
+    if isinstance(overrides, str):  # as 0.28.0 keeps it
+        with contextlib.suppress(ValueError):
+            overrides = json.loads(overrides)
     stages += list(overrides.values()) if isinstance(overrides, dict) else []
     path = getattr(args, "deploy_config", None)
     if path is not None:

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vllm_omni_diffusion_compile.settings import VAE, DiffusionCompileSettings
-from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, why_no_request
+from vllm_omni_diffusion_compile.settings import VAE
+from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, warmup_of, why_no_request
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.plan import Size
 from vllm_omni_diffusion_compile.warmup.run import CompileFacts, Warmed, first_request, further_requests
@@ -91,8 +91,7 @@ def _why_not(engine: Any) -> str | None:
         return "compilation is off (enforce_eager)"
     if not getattr(config, VAE, False):
         return f"{VAE} is off"
-    settings = DiffusionCompileSettings.of(config)
-    if settings.diffusion_compile_config.warmup.shapes and not settings.diffusion_compile_dynamic:
+    if warmup_of(config).shapes and getattr(config, "diffusion_compile_dynamic", True) is False:
         return "with diffusion_compile_dynamic off the declared shapes are all that can be warm"
     reason = why_no_request(config)
     if reason is not None:

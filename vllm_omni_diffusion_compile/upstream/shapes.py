@@ -16,9 +16,9 @@ from typing import Any
 from vllm_omni_diffusion_compile import __version__
 from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.errors import WarmupError
-from vllm_omni_diffusion_compile.settings import NAMES, DiffusionCompileSettings, Shape, WarmupConfig
+from vllm_omni_diffusion_compile.settings import NAMES, Shape, WarmupConfig
 from vllm_omni_diffusion_compile.upstream import reporting
-from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, extra_args, why_no_request
+from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, extra_args, warmup_of, why_no_request
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.declared import Answer, Budget, Outcome, warm_shapes
@@ -35,7 +35,7 @@ _TICK_S = 0.5
 def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(run_startup_warmup)
     def with_declared_shapes(self: Any) -> None:
-        config = DiffusionCompileSettings.of(self.od_config).diffusion_compile_config.warmup
+        config = warmup_of(self.od_config)
         budget = Budget(config.budget_s)
         run_startup_warmup(self)
         if not config.shapes and config.report_path is None:

@@ -235,16 +235,17 @@ def _warm(shape: Shape, send: Send, budget: Budget, stop: Callable[[], bool]) ->
         sent.append((answer, time.perf_counter() - start))
         return answer
 
-    tries: tuple[int | None, ...] = (shape.steps,) if shape.steps is not None else (FEW_STEPS, None)
-    for steps in tries:
+    steps: int | None = FEW_STEPS if shape.steps is None else shape.steps
+    answer = request(steps)
+    if shape.steps is None and answer.error is not None:
+        steps = None
         answer = request(steps)
-        if answer.gave_up:
-            return outcome("gave up", _gave_up(budget))
-        if answer.error is None:
-            break
-    else:
-        return outcome("failed", answer.error or "")
-    while len(sent) < MOST_REQUESTS + len(tries) - 1:
+    if answer.gave_up:
+        return outcome("gave up", _gave_up(budget))
+    if answer.error is not None:
+        return outcome("failed", answer.error)
+    most = len(sent) + MOST_REQUESTS - 1
+    while len(sent) < most:
         # Hoped for is a request that compiles nothing; one that does is given up when the budget is spent.
         expected = sent[-1][1] - (answer.compile_s or 0.0)
         if (budget.left is not None and expected > budget.left) or stop():
