@@ -4,6 +4,8 @@ DiffusionCompileError
 ├── SettingError      an option that the user gave: wrong value, wrong type, a name that is nearly one of ours
 ├── GraftError        vLLM-Omni is not what a graft expects
 │   └── ...           names target, expected and found; nothing of the target's module has been touched
+├── WarmupError       a declared shape that the server was to be warm for could not be warmed
+├── ReportError       a report on a start that is not there, or none
 ├── ComponentError    a pipeline declares a component that does not exist
 ├── RankFailedError   a compiled region failed on one rank after it had communicated with the others
 ├── BundleError       a bundle of compiled artifacts that is damaged, foreign, or not what it says it is
@@ -38,6 +40,14 @@ class GraftError(DiffusionCompileError, RuntimeError):
 
 class ComponentError(DiffusionCompileError, AttributeError):
     """A declared path that resolves to nothing. The message names the path and the part that is missing."""
+
+
+class WarmupError(DiffusionCompileError, RuntimeError):
+    """A declared shape that could not be warmed, where `warmup.on_failure` is `fail`. The message names it."""
+
+
+class ReportError(DiffusionCompileError, ValueError):
+    """A file or an address that gives no report on a start."""
 
 
 class RankFailedError(DiffusionCompileError, RuntimeError):

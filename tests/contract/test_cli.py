@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from vllm_omni_diffusion_compile.upstream import cli
 
@@ -191,6 +193,8 @@ def test_flags_without_effect_on_diffusion_stages_are_named(
         (("--init-timeout", "7200"), (1800, 7200)),
         (("--enforce-eager",), (300, 600)),
         (("--no-diffusion-compile-vae",), (300, 600)),
+        (("--no-diffusion-compile-vae", f"{CONFIG}.warmup.shapes", "64x64"), (1800, 1800)),
+        ((f"{CONFIG}.warmup.budget_s", "3000"), (3600, 3600)),
     ],
 )
 def test_the_start_up_time_outs_leave_room_for_compiling(
@@ -206,6 +210,30 @@ def test_the_start_up_time_outs_leave_room_for_compiling(
     # What is not handed on explicitly, the engine takes from its own defaults.
     given = args.get_explicit_kwargs_dict()
     assert [given.get("stage_init_timeout", 300), given.get("init_timeout", 600)] == list(timeouts)
+
+
+@pytest.mark.parametrize(
+    "case", [(source, budget_s) for source in ("flag", "deploy YAML", "stage override") for budget_s in (59, 120)]
+)
+def test_a_budget_that_the_host_will_not_wait_for_is_named_before_anything_is_loaded(
+    parser: Any, case: tuple[str, int], tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_omni.diffusion.utils import hf_utils
+    from vllm_omni.entrypoints.cli.serve import OmniServeCommand
+
+    monkeypatch.setattr(hf_utils, "is_diffusion_model", lambda *_, **__: True)
+    source, budget_s = case
+    mapping = {"warmup": {"budget_s": budget_s, "shapes": ["64x64"]}}
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(yaml.safe_dump({"stages": [{"stage_id": 0, "diffusion_compile_config": mapping}]}))
+    flags = {
+        "flag": (CONFIG, json.dumps(mapping)),
+        "deploy YAML": ("--deploy-config", str(deploy)),
+        "stage override": ("--stage-overrides", json.dumps({"0": {"diffusion_compile_config": mapping}})),
+    }[source]
+    OmniServeCommand().validate(parse(parser, "--stage-init-timeout", "60", *flags))
+    assert len(warnings) == (budget_s > 60)
+    assert all("warmup.budget_s is 120 and --stage-init-timeout is 60" in text for text in warnings)
 
 
 def test_a_language_model_server_is_not_told_anything(warnings: list[str]) -> None:

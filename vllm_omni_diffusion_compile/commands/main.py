@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from vllm_omni_diffusion_compile import __version__
-from vllm_omni_diffusion_compile.commands import cache
+from vllm_omni_diffusion_compile.commands import cache, report
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -18,24 +18,22 @@ _DESCRIPTION = "Plan, inspect and qualify compiled diffusion serving with vLLM-O
 _USAGE = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """One command.
+class Command(Protocol):
+    """One command: a module of this folder."""
 
-    Args:
-        help: What it does, in a line.
-        add_arguments: Adds its arguments to a parser. Imports nothing heavy: it runs for the help of any command.
-        run: Does it with the parsed arguments and returns the exit status; what it raises of this package's errors is
-            printed as one line.
-    """
+    HELP: str
+    """What it does, in a line."""
 
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
+        """Add its arguments to a parser. Imports nothing heavy: it runs for the help of any command."""
+
+    def run(self, options: argparse.Namespace, /) -> int:
+        """Do it and return the exit status; what it raises of this package's errors is printed as one line."""
 
 
 COMMANDS: Mapping[str, Command] = {
-    "cache": Command(help=cache.HELP, add_arguments=cache.add_arguments, run=cache.run),
+    "cache": cache,
+    "report": report,
 }
 
 
@@ -50,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         command.add_arguments(
-            commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+            commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
         )
     options = parser.parse_args(arguments)
     try:

@@ -37,6 +37,7 @@ class CompileEvent:
         after_ready: Whether a user's request waited for it.
         at: When it was recorded, in seconds since the epoch.
         rank: Rank of the process among those of its stage.
+        request: After ready, the request that waited, as the shape to declare; None if it is not known.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class CompileEvent:
     after_ready: bool = False
     at: float = 0.0
     rank: int = 0
+    request: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON and for the way between processes."""
@@ -69,19 +71,22 @@ class EventLog:
         rank: Rank that new events carry.
         listeners: Told each event after it was recorded, in the thread that recorded it.
         ready_listeners: Called when the server has become ready.
+        describe: Says which request is being executed, as the shape to declare; None between requests.
     """
 
     ready: bool = False
     rank: int = 0
     listeners: list[Callable[[CompileEvent], None]] = field(default_factory=list)
     ready_listeners: list[Callable[[], None]] = field(default_factory=list)
+    describe: Callable[[], Mapping[str, Any] | None] | None = None
     _events: list[CompileEvent] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, kind: Kind, component: str, region: str, **details: Any) -> CompileEvent:
         """Add an event, stamped with time, rank and whether the server was ready."""
+        request = self.describe() if self.ready and self.describe is not None else None
         event = CompileEvent(
-            kind=kind, component=component, region=region,
+            kind=kind, component=component, region=region, request=request,
             after_ready=self.ready, rank=self.rank, at=time.time(), **details,
         )  # fmt: skip
         with self._lock:
@@ -106,6 +111,7 @@ class EventLog:
         with self._lock:
             self._events.clear()
         self.ready = False
+        self.describe = None
 
 
 LOG = EventLog()

@@ -8,6 +8,7 @@ from vllm_omni_diffusion_compile.settings.stage import (
     effective_recompile_limit,
     refuse_near_misses,
 )
+from vllm_omni_diffusion_compile.settings.warmup import Shape, WarmupConfig
 
 __all__ = [
     "CONFIG",
@@ -17,6 +18,8 @@ __all__ = [
     "VAE",
     "DiffusionCompileConfig",
     "DiffusionCompileSettings",
+    "Shape",
+    "WarmupConfig",
     "effective_recompile_limit",
     "merged",
     "plain_config",

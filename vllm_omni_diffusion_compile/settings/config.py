@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from vllm_omni_diffusion_compile.settings.warmup import WarmupConfig
+
 # Backends to which `mode` means something.
 _INDUCTOR = ("auto", "inductor")
 _CUDA_GRAPHS = "CUDA graphs, whose outputs live in buffers that the next call overwrites"
@@ -16,6 +18,8 @@ _BACKEND = re.compile(rf"[A-Za-z_][\w-]*|{_DOTTED}:{_DOTTED}|{_DOTTED}\.{_IDENTI
 
 # Compilations of one region before torch gives up on it. Torch allows 8, which 8 image sizes use up with static shapes.
 STATIC_RECOMPILE_LIMIT = 64
+# And for each declared shape: guidance with a negative prompt of another length, first and later steps, one to spare.
+RECOMPILATIONS_PER_SHAPE = 4
 
 
 class DiffusionCompileConfig(BaseModel):
@@ -52,8 +56,13 @@ class DiffusionCompileConfig(BaseModel):
         ge=1,
         description="How often one region may be compiled before torch runs it without the compiler. Unset, it is "
         "torch's own limit, and with `diffusion_compile_dynamic` off, where every shape is compiled by itself, "
-        f"{STATIC_RECOMPILE_LIMIT}.",
+        f"{STATIC_RECOMPILE_LIMIT}, or {RECOMPILATIONS_PER_SHAPE} for each declared shape if that is more.",
         json_schema_extra={"values": "a whole number of at least 1, or unset"},
+    )
+    warmup: WarmupConfig = Field(
+        default_factory=WarmupConfig,
+        description="Which requests are answered before the server says it is ready, and what becomes of the report on "
+        "that. Without shapes, the sizes that vLLM-Omni's own dummy run and this package choose.",
     )
 
     cache_dir: str | Literal[False] | None = Field(

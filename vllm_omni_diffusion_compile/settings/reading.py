@@ -75,9 +75,11 @@ def _plain(value: object) -> object:
 # What pydantic's types of error expect.
 _EXPECTED = {
     "bool_type": "true or false",
+    "dict_type": "a mapping",
     "float_type": "a number",
     "int_type": "a whole number",
     "list_type": "a list",
+    "model_type": "a mapping",
     "string_type": "a text",
 }
 
@@ -96,6 +98,8 @@ def explain(error: ValidationError, model: type[BaseModel], named: str = "") -> 
         path = _path(named, detail["loc"] if kind != "invalid_key" else (*detail["loc"][:-1], str(detail["loc"][-1])))
         if kind in ("extra_forbidden", "invalid_key"):
             lines.append(_unknown(path, str(detail["loc"][-1]), tuple(_model_at(model, detail["loc"]).model_fields)))
+        elif kind == "missing":
+            lines.append(f"{path} is missing from {_found(found)}")
         elif kind == "value_error":
             lines.append(f"{path} is {found!r}, {context['error']}" if detail["loc"] else f"{path}: {context['error']}")
         else:
@@ -104,6 +108,8 @@ def explain(error: ValidationError, model: type[BaseModel], named: str = "") -> 
                 if kind == "literal_error"
                 else f"at least {context['ge']}"
                 if kind == "greater_than_equal"
+                else f"a number above {context['gt']:g}"
+                if kind == "greater_than"
                 else _EXPECTED.get(kind, detail["msg"])
             )
             lines.append(f"{path} is {_found(found)}, expected {expected}; leave it out for the default")

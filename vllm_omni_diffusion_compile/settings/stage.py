@@ -9,7 +9,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_omni_diffusion_compile.errors import SettingError
-from vllm_omni_diffusion_compile.settings.config import STATIC_RECOMPILE_LIMIT, DiffusionCompileConfig
+from vllm_omni_diffusion_compile.settings.config import (
+    RECOMPILATIONS_PER_SHAPE,
+    STATIC_RECOMPILE_LIMIT,
+    DiffusionCompileConfig,
+)
 from vllm_omni_diffusion_compile.settings.names import CONFIG, NAMES, PREFIX
 from vllm_omni_diffusion_compile.settings.reading import explain, read_config
 
@@ -73,10 +77,10 @@ class DiffusionCompileSettings(BaseModel):
 
 def effective_recompile_limit(settings: DiffusionCompileSettings) -> int | None:
     """Return how often torch may compile one region; None leaves torch's own limit as it is."""
-    limit = settings.diffusion_compile_config.recompile_limit
-    if limit is None and not settings.diffusion_compile_dynamic:
-        return STATIC_RECOMPILE_LIMIT
-    return limit
+    config = settings.diffusion_compile_config
+    if config.recompile_limit is None and not settings.diffusion_compile_dynamic:
+        return max(STATIC_RECOMPILE_LIMIT, RECOMPILATIONS_PER_SHAPE * len(config.warmup.shapes))
+    return config.recompile_limit
 
 
 def refuse_near_misses(names: Iterable[str], known: Iterable[str] = ()) -> None:

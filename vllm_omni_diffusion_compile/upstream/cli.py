@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
+import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.settings import (
@@ -17,8 +22,10 @@ from vllm_omni_diffusion_compile.settings import (
     OWN,
     VAE,
     DiffusionCompileSettings,
+    WarmupConfig,
     merged,
     plain_config,
+    read_config,
 )
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
@@ -33,6 +40,8 @@ _LANGUAGE_MODEL_FLAGS = {
 # How long a stage, and all of them, may take to start where VAE decode is compiled and warmed up, in seconds. vLLM-Omni
 # waits 300 and 600; full scope with a transformer of 3.9 B parameters took 303 on an H200.
 _START_S = 1800
+# What loading the weights may take beside a budget for warming up, in seconds.
+_LOADING_S = 600
 _START_TIMEOUTS = {"stage_init_timeout": "--stage-init-timeout", "init_timeout": "--init-timeout"}
 
 
@@ -133,17 +142,51 @@ def give_time_to_compile(validate: Callable[..., None]) -> Callable[..., None]:
     def with_time(self: Any, args: Any) -> None:
         validate(self, args)
         given = getattr(args, "explicit_keys", None)
-        off = getattr(args, "enforce_eager", False) or getattr(args, VAE, None) is False
+        warmups = list(_warmups(args))
+        budget_s = max((warmup.budget_s or 0.0 for warmup in warmups), default=0.0)
+        nothing_to_warm = getattr(args, VAE, None) is False and not any(warmup.shapes for warmup in warmups)
+        off = getattr(args, "enforce_eager", False) or nothing_to_warm
         if not isinstance(given, frozenset) or off or not getattr(args, "omni", False):
             return
-        short = [name for name in _START_TIMEOUTS if name not in given and getattr(args, name, _START_S) < _START_S]
+        start_s = max(_START_S, math.ceil(budget_s + _LOADING_S) if budget_s else 0)
+        short = [name for name in _START_TIMEOUTS if name not in given and getattr(args, name, start_s) < start_s]
         for name in short:
-            setattr(args, name, _START_S)
+            setattr(args, name, start_s)
         if short:
             args.explicit_keys = given | frozenset(short)
             logger.info(
                 "%s: %d s instead of the default, for compiling and warming up before the server is ready.",
-                ", ".join(_START_TIMEOUTS[name] for name in short), _START_S,
+                ", ".join(_START_TIMEOUTS[name] for name in short), start_s,
             )  # fmt: skip
+        _name_contradictions(args, budget_s)
 
     return with_time
+
+
+def _warmups(args: Any) -> Iterator[WarmupConfig]:
+    """Find what the command line and the deploy YAML say of warmup, for any stage; what is wrong is said later."""
+    stages: list[Any] = [vars(args)]
+    overrides = getattr(args, "stage_overrides", None)
+    if isinstance(overrides, str):  # as 0.28.0 keeps it
+        with contextlib.suppress(ValueError):
+            overrides = json.loads(overrides)
+    stages += list(overrides.values()) if isinstance(overrides, dict) else []
+    path = getattr(args, "deploy_config", None)
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, yaml.YAMLError):
+            stages += (yaml.safe_load(Path(path).read_text()) or {}).get("stages") or []
+    for stage in stages:
+        with contextlib.suppress(SettingError):
+            yield read_config(stage.get(CONFIG) if isinstance(stage, dict) else None).warmup
+
+
+def _name_contradictions(args: Any, budget_s: float) -> None:
+    """Say before anything is loaded that the host will end the start before the budget does."""
+    for name, flag in _START_TIMEOUTS.items():
+        timeout_s = getattr(args, name, None)
+        if timeout_s is not None and timeout_s <= budget_s:
+            logger.warning(
+                "%s.warmup.budget_s is %g and %s is %g: vLLM-Omni ends a start that takes that long, and loading the "
+                "weights counts, too. Raise %s above the budget and the time to load, or lower the budget.",
+                CONFIG, budget_s, flag, timeout_s, flag,
+            )  # fmt: skip

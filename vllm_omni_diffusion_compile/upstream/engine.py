@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vllm_omni_diffusion_compile.settings import VAE
+from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, warmup_of, why_no_request
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.plan import Size
 from vllm_omni_diffusion_compile.warmup.run import CompileFacts, Warmed, first_request, further_requests
 
 _ENGINE = "vllm_omni.diffusion.diffusion_engine"
-_PROMPT = "a photograph of a lighthouse at dusk, waves against the rocks, warm light in the windows"
 # A worker answers in milliseconds; this only keeps a hung one from hanging the start-up.
 _RPC_TIMEOUT_S = 60.0
 # What `DiffusionWorker.diffusion_compile_facts` answers.
@@ -26,11 +26,6 @@ _FACTS = {"generic", "graphs", "decodes", "decode_graphs"}
 # A video model takes one frame from a real request as "not stated" and makes its full length of it. Nine is the
 # smallest count above one that temporal strides of 4 and of 8 both accept (4n+1, 8n+1).
 _VIDEO_FRAMES = 9
-
-# They answer an observation of a robot, not a prompt.
-_ACTION_MODELS = frozenset(
-    {"DreamZeroPipeline", "Gr00tN1d7Pipeline", "InternVLAA1Pipeline", "Pi0Pipeline", "Pi05Pipeline"}
-)
 
 # On an engine whose first warmup request came back: how many denoise steps it took.
 _STEPS = "_diffusion_compile_warmed_steps"
@@ -96,14 +91,11 @@ def _why_not(engine: Any) -> str | None:
         return "compilation is off (enforce_eager)"
     if not getattr(config, VAE, False):
         return f"{VAE} is off"
-    if model in _ACTION_MODELS:
-        return f"{model} acts on observations and cannot answer a prompt"
-    if _waits_for_upstream(config):
-        return "the stage waits for data of an upstream stage"
-    if getattr(config, "enable_session_state_manager", False):
-        return "the stage needs a session"
-    if _one_request_hangs(config):
-        return "a single request hangs with distributed layerwise offload over several shards in this release"
+    if warmup_of(config).shapes and getattr(config, "diffusion_compile_dynamic", True) is False:
+        return "with diffusion_compile_dynamic off the declared shapes are all that can be warm"
+    reason = why_no_request(config)
+    if reason is not None:
+        return reason
     if _compiles_itself(model):
         return f"{model} compiles itself with setup_compile()"
     answers = _ask_workers(engine)
@@ -112,27 +104,6 @@ def _why_not(engine: Any) -> str | None:
     if _takes_no_dummy_run(model):
         return f"{model} takes no dummy run, so nothing is known of what it can be asked"
     return None
-
-
-def _waits_for_upstream(config: Any) -> bool:
-    omni_kv = getattr(config, "omni_kv_config", None) or {}
-    return bool(
-        omni_kv.get("need_recv_cache")
-        or getattr(config, "kv_transfer_config", None) is not None
-        or getattr(config, "stage_input_payload_keys", ())
-    )
-
-
-def _one_request_hangs(config: Any) -> bool:
-    """0.28.0 with distributed layerwise offload and more than one shard; 0.30.0 feeds every shard."""
-    # The mapping that replaced the flags came with the release that feeds every shard.
-    if hasattr(config, "diffusion_offload_config") or not getattr(
-        config, "enable_distributed_layerwise_offload", False
-    ):
-        return False
-    parallel = getattr(config, "parallel_config", None)
-    shards = max(getattr(parallel, "data_parallel_size", 1) or 1, getattr(parallel, "sequence_parallel_size", 1) or 1)
-    return bool(shards > 1)
 
 
 def _compiles_itself(model: str | None) -> bool:
@@ -177,7 +148,7 @@ def _request(engine: Any, dummy: Any, steps: int) -> Any:
     """A request as a user would send it: text alone, an ordinary id, the model's own guidance, frames stated."""
     request = copy.copy(dummy)
     request.request_id = f"warmup-{uuid.uuid4().hex}"
-    request.prompt = {"prompt": _PROMPT}
+    request.prompt = {"prompt": PROMPT}
     params = request.sampling_params = copy.copy(request.sampling_params)
     params.num_inference_steps = steps
     params.num_frames = _frames(engine, params.num_frames)

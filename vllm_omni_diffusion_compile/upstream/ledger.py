@@ -11,7 +11,19 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
-from vllm_omni_diffusion_compile.upstream import cache, cli, compile, config, engine, metrics, model_runner, transformer
+from vllm_omni_diffusion_compile.upstream import (
+    cache,
+    cli,
+    compile,
+    config,
+    engine,
+    execution,
+    metrics,
+    model_runner,
+    report_route,
+    shapes,
+    transformer,
+)
 from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField
 from vllm_omni_diffusion_compile.upstream.graft import FieldGraft, Graft, applied
 
@@ -371,9 +383,48 @@ _WARMUP = (
     ),
 )
 
+_WORKER = "vllm_omni.diffusion.worker.diffusion_worker:DiffusionWorker"
+_DECLARED = "https://github.com/vllm-project/vllm-omni/issues/6582"
+_HAS_DECLARED = "the release warms shapes that its user declares"
+
+_SHAPES = (
+    # After the rows above on the same target: what the release and they warm comes first.
+    Graft(
+        target="vllm_omni.diffusion.diffusion_engine:DiffusionEngine.run_startup_warmup",
+        make=shapes.declared_shapes_after_warmup,
+        parameters=("self",),
+        why="The release warms one size, and none of MiniMax-H3 and others; only the user knows what is served.",
+        upstream=_DECLARED,
+        remove_when=_HAS_DECLARED,
+    ),
+    Graft(
+        target=f"{_WORKER}.diffusion_compile_usage",
+        make=execution.add_compile_usage,
+        adds=True,
+        why="Only the worker knows what a request compiled, and when it began and ended to execute it.",
+        upstream=_DECLARED,
+        remove_when=_HAS_DECLARED,
+    ),
+    Graft(
+        target=f"{_WORKER}.diffusion_compile_prompt",
+        make=execution.add_compile_prompt,
+        adds=True,
+        why="A prompt of so many tokens is made with the tokenizer, which the worker has.",
+        upstream=_DECLARED,
+        remove_when=_HAS_DECLARED,
+    ),
+    Graft(
+        target="vllm_omni.entrypoints.openai.api_server:router",
+        make=report_route.with_report_route,
+        value=object,
+        why="`vllm-omni-compile report` asks a server what is warm.",
+        upstream=_DECLARED,
+        remove_when="the release shows what it warmed",
+    ),
+)
+
 _NO_EVENTS = "none yet: no release records what the compiler did"
 _HAS_EVENTS = "the release reports compilations on /metrics"
-_WORKER = "vllm_omni.diffusion.worker.diffusion_worker:DiffusionWorker"
 
 
 def _sends_events(method: str, parameters: tuple[str, ...]) -> Graft:
@@ -452,5 +503,6 @@ GRAFTS: tuple[Graft, ...] = (
     *_CACHE,
     *_COMPILE,
     *_WARMUP,
+    *_SHAPES,
     *_EVENTS,
 )

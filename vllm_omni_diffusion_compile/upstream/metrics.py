@@ -22,14 +22,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_diffusion_compile.compile.delivery import Cursor, Incoming, Outgoing, Parcel
 from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent, summarize
-from vllm_omni_diffusion_compile.upstream import fallbacks
+from vllm_omni_diffusion_compile.upstream import fallbacks, reporting
+from vllm_omni_diffusion_compile.upstream.execution import executing
 from vllm_omni_diffusion_compile.upstream.log import host_logger
+from vllm_omni_diffusion_compile.warmup.report import as_yaml
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
@@ -57,7 +59,8 @@ def send_events(execute: Callable[..., Any]) -> Callable[..., Any]:
     def with_events(self: Any, *args: Any, **kwargs: Any) -> Any:
         setattr(self, _EXECUTED, True)
         try:
-            output = execute(self, *args, **kwargs)
+            with executing(self, args or tuple(kwargs.values())):
+                output = execute(self, *args, **kwargs)
         finally:  # a request may have failed after it waited
             for event in _unsaid.new():
                 if event.after_ready:
@@ -102,23 +105,24 @@ def say_request_waited(event: CompileEvent, *, dynamic: bool) -> None:
             level,
             "%s reached torch's recompile limit at %s (%s). It is compiled no further: calls that no graph fits run "
             "eagerly, and slower. %s",
-            what, shapes, event.reason or "no guard named", _advice(dynamic),
+            what, shapes, event.reason or "no guard named", _advice(dynamic, event.request),
         )  # fmt: skip
     elif event.kind in _COMPILED:
         logger.log(
             level,
             "A request waited %.1f s for the %s of %s at %s (%s). %s",
-            event.seconds, event.kind, what, shapes, event.reason or "first call", _advice(dynamic),
+            event.seconds, event.kind, what, shapes, event.reason or "first call", _advice(dynamic, event.request),
         )  # fmt: skip
 
 
-def _advice(dynamic: bool) -> str:
+def _advice(dynamic: bool, request: Mapping[str, Any] | None = None) -> str:
+    advice = "To spare users the wait, declare it. In the deploy YAML, under diffusion_compile_config.warmup.shapes:"
     if not dynamic:
-        return (
-            "--no-diffusion-compile-dynamic compiles each size at its first request: leave it out, or send a request "
-            "of each size you serve after a start, before users do."
+        advice = (
+            "--no-diffusion-compile-dynamic compiles each size at its first request: leave it out, or declare what you "
+            "serve. In the deploy YAML, under diffusion_compile_config.warmup.shapes:"
         )
-    return "To spare users the wait, send a request like this one after a start, before they do."
+    return f"{advice}\n  {as_yaml(request or {'width': 'WIDTH', 'height': 'HEIGHT'})}"
 
 
 def add_compile_ready(_: None) -> Callable[[Any], list[Parcel]]:
@@ -167,11 +171,16 @@ def ready_after_warmup(run_startup_warmup: Callable[[Any], None]) -> Callable[[A
         run_startup_warmup(self)
         if getattr(self, "executor", None) is None or getattr(self.od_config, "enforce_eager", False):
             return
-        events = _ready(self)
-        if events:
-            logger.info("Compiled before the server is ready: %s.", summarize(events))
+        # A worker that has not come back from a request would not answer.
+        reporting.when_idle(self, functools.partial(_say_ready, self))
 
     return with_ready
+
+
+def _say_ready(engine: Any) -> None:
+    events = _ready(engine)
+    if events:
+        logger.info("Compiled before the server is ready: %s.", summarize(events))
 
 
 def _ready(engine: Any) -> list[CompileEvent]:
@@ -202,7 +211,7 @@ def forward_events(postprocess_output: Callable[[Any, Any, Any], list[Any]]) -> 
         # Before the host's own turn: it raises for a request that failed.
         parcel = getattr(output, "__dict__", {}).pop(EVENTS, None)
         if parcel is not None:
-            _incoming.take(parcel)
+            reporting.met(self, _incoming.take(parcel))
         formatted = postprocess_output(self, request, output)
         # Of the results before the last one, the client drops all where output is not streamed; of a list, all but the
         # first one.

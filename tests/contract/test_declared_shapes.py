@@ -1,0 +1,439 @@
+"""Warmup of declared shapes with the installed engine: which requests, what is reported, and what ends the start."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.diffusion import diffusion_engine
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+
+from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent
+from vllm_omni_diffusion_compile.errors import WarmupError
+from vllm_omni_diffusion_compile.upstream import execution, reporting
+
+pytestmark = pytest.mark.contract
+
+Respond = Callable[[OmniDiffusionRequest], DiffusionOutput | None]
+
+
+class Workers:
+    """One worker, whose requests take a moment and compile two graphs at every size that is new to it."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[int, int]] = set()
+        self.graphs = 0
+        self.executions: list[tuple[float, float]] = []
+        self.ready: list[float] = []
+
+    def run(self, request: OmniDiffusionRequest) -> None:
+        began = time.time()
+        size = (request.sampling_params.width, request.sampling_params.height)
+        if size not in self.known:
+            self.known.add(size)
+            self.graphs += 2
+        time.sleep(0.01)
+        self.executions.append((began, time.time()))
+
+    def rpc(self, method: str, *, args: tuple[Any, ...] = (), **_: Any) -> list[Any]:
+        if method == "diffusion_compile_usage":
+            executions, self.executions = self.executions, []
+            events = {"graphs": self.graphs, "events": self.graphs, "compile_s": 0.001 * self.graphs}
+            return [events | {"executions": executions}]
+        if method == "diffusion_compile_prompt":
+            rows, prompt = args
+            return [(f"{rows} words", rows - 1)] if rows else [(prompt, 12)]
+        if method == "diffusion_compile_ready":
+            self.ready.append(time.monotonic())
+            return [[{"pid": 0, "first": 0, "events": []}]]
+        return [{"generic": True, "graphs": self.graphs, "decodes": 0, "decode_graphs": 0}]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Builds an engine of a model without a dummy run, which records requests and answers them."""
+    monkeypatch.setattr(diffusion_engine, "supports_multimodal_input", lambda config: (True, False))
+    monkeypatch.setattr(diffusion_engine, "get_dummy_run_num_frames", lambda name, audio: 0)
+    release = threading.Event()
+
+    def make(warmup: dict[str, Any], respond: Respond = lambda request: None, **config: Any) -> Any:
+        engine = object.__new__(DiffusionEngine)
+        engine.od_config = SimpleNamespace(
+            model="MODEL",
+            model_class_name="MiniMaxH3Pipeline",
+            enforce_eager=False,
+            diffusion_compile_vae=True,
+            diffusion_compile_config={"warmup": warmup},
+        )
+        vars(engine.od_config).update(config)
+        engine.requests = []
+        engine.workers = Workers()
+        engine.executor = SimpleNamespace(shutdown=lambda: setattr(engine, "closed", "executor"))
+        engine.collective_rpc = engine.workers.rpc
+        engine.abort_queue = SimpleNamespace(put=lambda name: setattr(engine, "aborted", name))
+        engine.closed = False
+        engine.close = lambda: setattr(engine, "closed", True)
+        engine.release = release
+
+        def add(request: OmniDiffusionRequest) -> DiffusionOutput:
+            engine.requests.append(request)
+            answer = respond(request)
+            if answer is not None:
+                return answer
+            engine.workers.run(request)
+            return DiffusionOutput(peak_memory_mb=512.0, stage_durations={"vae.decode": 0.25})
+
+        engine.add_req_and_wait_for_response = add
+        return engine
+
+    yield make
+    release.set()
+
+
+def sizes(engine: Any) -> list[tuple[int, int]]:
+    return [(request.sampling_params.width, request.sampling_params.height) for request in engine.requests]
+
+
+def test_without_shapes_nothing_is_sent(build: Callable[..., Any]) -> None:
+    engine = build({})
+    engine.run_startup_warmup()
+    assert engine.requests == []
+    assert not hasattr(engine, reporting._REPORT)
+
+
+def test_a_model_without_a_dummy_run_is_warmed_at_declared_shapes(build: Callable[..., Any]) -> None:
+    engine = build({"shapes": ["64x64x107", "128x96"]})
+    engine.run_startup_warmup()
+    assert sizes(engine) == [(64, 64), (64, 64), (128, 96), (128, 96)]
+    first, *_ = engine.requests
+    assert not first.is_dummy_run()
+    assert (first.sampling_params.num_frames, first.sampling_params.num_inference_steps) == (107, 2)
+    assert first.sampling_params.need_kv_receive is False
+    # Guidance that is not mentioned is the model's own, as in a request that does not mention it.
+    assert first.sampling_params.guidance_scale_provided is False
+    assert "multi_modal_data" not in first.prompt
+    # MiniMax-H3 refuses a request for text to video without one.
+    assert first.sampling_params.extra_args == {"aspect_ratio": "16:9"}
+
+
+def test_a_shape_is_a_request_with_all_that_it_says(build: Callable[..., Any]) -> None:
+    shape: dict[str, Any] = {
+        "width": 64,
+        "height": 32,
+        "steps": 5,
+        "guidance_scale": 4.0,
+        "true_cfg_scale": 2.0,
+        "prompt_rows": 40,
+    }
+    shape |= {"negative_prompt": "dull", "images": ["320x256", "64x32"]}
+    shape |= {"extra_args": {"task": "fl2va", "aspect_ratio": "1:1"}}
+    engine = build({"shapes": [shape]})
+    engine.run_startup_warmup()
+    request = engine.requests[0]
+    params = request.sampling_params
+    assert (params.num_inference_steps, params.guidance_scale, params.guidance_scale_provided) == (5, 4.0, True)
+    assert params.true_cfg_scale == 2.0
+    assert params.do_classifier_free_guidance is True
+    assert params.extra_args == {"task": "fl2va", "aspect_ratio": "1:1"}
+    assert (request.prompt["prompt"], request.prompt["negative_prompt"]) == ("40 words", "dull")
+    assert [picture.size for picture in request.prompt["multi_modal_data"]["image"]] == [(320, 256), (64, 32)]
+
+
+def test_one_input_picture_is_not_a_list(build: Callable[..., Any]) -> None:
+    engine = build({"shapes": [{"width": 64, "height": 32, "images": 1}]})
+    engine.run_startup_warmup()
+    assert engine.requests[0].prompt["multi_modal_data"]["image"].size == (64, 32)
+
+
+def test_requests_come_from_a_thread_that_is_as_new_as_the_engines_own(build: Callable[..., Any]) -> None:
+    seen: list[tuple[str, bool, bool]] = []
+
+    def respond(_: OmniDiffusionRequest) -> None:
+        seen.append((threading.current_thread().name, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
+    engine = build({"shapes": ["64x64"]}, respond)
+    with torch.no_grad(), torch.autocast("cpu"):
+        engine.run_startup_warmup()
+    fresh: list[tuple[bool, bool]] = []
+    thread = threading.Thread(target=lambda: fresh.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))))
+    thread.start()
+    thread.join()
+    assert {(grad, autocast) for _, grad, autocast in seen} == set(fresh)
+    assert all(name == "diffusion-compile-warmup" for name, *_ in seen)
+
+
+def test_the_report_has_where_the_time_went(build: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    engine = build({"shapes": ["64x64", {"width": 64, "height": 32, "prompt_rows": 40}], "report_path": str(path)})
+    engine.run_startup_warmup()
+    report = json.loads(path.read_text())
+    assert report["model"] == "MODEL" and report["spent_s"] > 0
+    first, second = report["shapes"]
+    assert (first["state"], first["requests"], first["compile_events"]) == ("warm", 2, 2)
+    assert first["peak_memory_mb"] == 512.0
+    assert second["prompt_rows"] == 39  # what the tokenizer allowed
+    for timing in (first["cold"], first["warm"]):
+        parts = [timing[name] for name in ("preparation_s", "compile_s", "execution_s", "transport_s")]
+        assert all(part is not None and part >= 0 for part in parts)
+        assert sum(parts) == pytest.approx(timing["total_s"], abs=0.05)
+        assert timing["stages"] == {"vae.decode": 0.25}
+    assert first["warm"]["compile_s"] == 0
+
+
+def test_a_shape_that_runs_out_of_memory_is_said_and_the_server_starts(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def respond(request: OmniDiffusionRequest) -> DiffusionOutput | None:
+        if request.sampling_params.width == 4096:
+            return DiffusionOutput(error="OutOfMemoryError: tried to allocate 80 GiB")
+        if request.sampling_params.width == 32:
+            raise RuntimeError("worker said no")
+        return None
+
+    engine = build({"shapes": ["4096x64", "32x64", "64x64"]}, respond)
+    engine.run_startup_warmup()
+    assert not engine.closed
+    assert sizes(engine)[-1] == (64, 64)
+    assert "4096x64: failed (OutOfMemoryError: tried to allocate 80 GiB)" in caplog.text
+    assert "32x64: failed (RuntimeError: worker said no)" in caplog.text
+
+
+def test_fail_ends_the_start_with_an_error_that_names_the_shape(build: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    engine = build(
+        {"shapes": ["4096x64", "64x64"], "on_failure": "fail", "report_path": str(path)},
+        lambda request: DiffusionOutput(error="no memory") if request.sampling_params.width == 4096 else None,
+    )
+    with pytest.raises(WarmupError, match="4096x64 failed: no memory.*warmup.on_failure"):
+        engine.run_startup_warmup()
+    assert engine.closed is True
+    assert json.loads(path.read_text())["shapes"][0]["state"] == "failed"
+
+
+def hang(engine_release: list[threading.Event]) -> Respond:
+    def respond(request: OmniDiffusionRequest) -> None:
+        if request.sampling_params.width == 128:
+            engine_release[0].wait(30)
+
+    return respond
+
+
+def test_a_shape_that_hangs_does_not_hang_the_start(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    released: list[threading.Event] = []
+    engine = build({"shapes": ["64x64", "128x64", "96x64"], "budget_s": 1.0}, hang(released))
+    released.append(engine.release)
+    start = time.monotonic()
+    engine.run_startup_warmup()
+    assert time.monotonic() - start < 5
+    assert engine.aborted == engine.requests[-1].request_id
+    assert "128x64: gave up" in caplog.text and "96x64: skipped" in caplog.text
+    # A worker that is busy would not answer, so it is not asked; when it has come back, the server is ready for it.
+    assert reporting.is_busy(engine) and engine.workers.ready == []
+    engine.release.set()
+    deadline = time.monotonic() + 5
+    while not engine.workers.ready and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(engine.workers.ready) == 1 and not reporting.is_busy(engine)
+
+
+def test_a_shape_that_hangs_ends_the_start_where_that_is_asked_for(build: Callable[..., Any]) -> None:
+    released: list[threading.Event] = []
+    engine = build({"shapes": ["128x64"], "budget_s": 0.3, "on_failure": "fail"}, hang(released))
+    released.append(engine.release)
+    with pytest.raises(WarmupError, match="128x64 gave up: it was still running when the budget of 0.3 s was spent"):
+        engine.run_startup_warmup()
+    # Closing the engine would wait for the request.
+    assert engine.closed == "executor"
+
+
+def test_a_dead_engine_is_not_swallowed(build: Callable[..., Any]) -> None:
+    def respond(_: OmniDiffusionRequest) -> None:
+        raise EngineDeadError
+
+    with pytest.raises(EngineDeadError):
+        build({"shapes": ["64x64"]}, respond).run_startup_warmup()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_class_name": "Pi0Pipeline"}, "observations"),
+        ({"omni_kv_config": {"need_recv_cache": True}}, "upstream"),
+        ({"enable_session_state_manager": True}, "session"),
+    ],
+)
+def test_a_stage_that_answers_no_prompt_says_why(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture, config: dict[str, Any], reason: str
+) -> None:
+    engine = build({"shapes": ["64x64"]}, **config)
+    engine.run_startup_warmup()
+    assert engine.requests == []
+    assert f"Declared shapes are not warmed: {config.get('model_class_name', 'the stage')}" in caplog.text
+    assert reason in caplog.text
+
+
+def test_without_compilation_there_is_nothing_to_warm(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build({"shapes": ["64x64"], "on_failure": "fail"}, enforce_eager=True)
+    engine.run_startup_warmup()
+    assert engine.requests == []
+    assert "enforce_eager" in caplog.text
+
+
+@pytest.mark.parametrize(("dynamic", "further"), [(True, True), (False, False)])
+def test_static_shapes_are_not_compiled_for_sizes_that_nobody_declared(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, dynamic: bool, further: bool
+) -> None:
+    monkeypatch.setattr(diffusion_engine, "get_dummy_run_num_frames", lambda name, audio: 1)
+    engine = build({"shapes": ["64x64"]}, model_class_name="Flux2KleinPipeline", diffusion_compile_dynamic=dynamic)
+    engine.run_startup_warmup()
+    ours = [size for size, request in zip(sizes(engine), engine.requests, strict=True) if not request.is_dummy_run()]
+    assert ((512, 512) in ours) == further
+    assert ours[-2:] == [(64, 64), (64, 64)]
+
+
+def test_what_users_wait_for_is_added_to_the_report(build: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    engine = build({"shapes": ["64x64"], "report_path": str(path)})
+    engine.run_startup_warmup()
+    event = CompileEvent(
+        kind="recompilation", component="transformer", region="Block", seconds=3.0, after_ready=True,
+        request={"width": 96, "height": 96},
+    )  # fmt: skip
+    reporting.met(engine, [event, CompileEvent(kind="fallback", component="vae", region="decode", after_ready=True)])
+    latest = reporting.latest()
+    assert latest is not None
+    (entry,) = latest["undeclared"]
+    assert entry["shape"] == {"width": 96, "height": 96} and entry["compile_s"] == 3.0
+
+
+# --- in the worker ---------------------------------------------------------------------------------------------------
+
+
+class Tokenizer:
+    """One token a letter, and one to begin with."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [0, *map(ord, text)]}
+
+
+def worker(tokenizer: Any = None) -> Any:
+    return SimpleNamespace(model_runner=SimpleNamespace(pipeline=SimpleNamespace(tokenizer=tokenizer)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 30, 77, 512])
+def test_a_prompt_has_as_many_tokens_as_asked_for(rows: int) -> None:
+    text, reached = execution.diffusion_compile_prompt(worker(Tokenizer()), rows, "unused")
+    assert reached == len(Tokenizer()(text)["input_ids"])
+    assert reached == (rows if rows > 1 else 2)  # an empty prompt is no request
+
+
+def test_a_model_without_a_tokenizer_gets_the_sentence() -> None:
+    assert execution.diffusion_compile_prompt(worker(), 77, "a sentence") == ("a sentence", None)
+
+
+def request(**parameters: Any) -> Any:
+    from PIL import Image
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+    pictures = [Image.new("RGB", (320, 256)), Image.new("RGB", (64, 32))]
+    prompt = {"prompt": "my secret", "negative_prompt": "my other one", "multi_modal_data": {"image": pictures}}
+    params = OmniDiffusionSamplingParams(width=64, height=32, **parameters)
+    return OmniDiffusionRequest(prompt=prompt, sampling_params=params, request_id="x")
+
+
+def test_a_request_is_described_as_the_shape_to_declare_and_keeps_its_words_to_itself() -> None:
+    extra_args = {"task": "fl2va", "aspect_ratio": "1:1", "system_prompt": "my third secret", "seconds": 4.0, "x": [1]}
+    asked = request(num_frames=107, num_inference_steps=4, guidance_scale=5.0, extra_args=extra_args)
+    described = execution.described(worker(Tokenizer()), asked)
+    assert described == {
+        "width": 64,
+        "height": 32,
+        "frames": 107,
+        "steps": 4,
+        "guidance_scale": 5.0,
+        "negative_prompt": "low quality",
+        "images": ["320x256", "64x32"],
+        "prompt_rows": 10,
+        "extra_args": {"task": "fl2va", "aspect_ratio": "1:1", "seconds": 4.0},
+    }
+    assert "secret" not in json.dumps(described)
+
+
+def test_an_event_after_ready_names_the_request_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    LOG.clear()
+    executor = worker(Tokenizer())
+    with execution.executing(executor, (request(), None)):
+        before = LOG.record("compilation", "transformer", "Block")
+        LOG.ready = True
+        after = LOG.record("compilation", "transformer", "Block")
+    assert before.request is None
+    assert after.request is not None and after.request["width"] == 64
+    assert CompileEvent.from_dict(json.loads(json.dumps(after.as_dict()))).request == after.request
+    (usage,) = [execution.diffusion_compile_usage(executor)]
+    assert len(usage["executions"]) == 1 and usage["events"] == 2
+    LOG.clear()
+
+
+def test_a_service_thread_computes_with_as_many_threads_as_the_first_request_found() -> None:
+    before = torch.get_num_threads()
+    executor = worker()
+    try:
+        torch.set_num_threads(2)
+        with execution.executing(executor, ()):
+            pass
+        seen: list[int] = []
+
+        def serve() -> None:
+            with execution.executing(executor, ()):
+                seen.append(torch.get_num_threads())
+
+        torch.set_num_threads(1)  # as a renderer of vLLM does for a moment
+        thread = threading.Thread(target=serve)
+        thread.start()
+        thread.join()
+        assert seen == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
+class Terminal(io.StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_shape_seconds_and_compile_events(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    LOG.clear()
+
+    def respond(asked: OmniDiffusionRequest) -> None:
+        LOG.record("compilation", "transformer", "Block")
+        time.sleep(0.6)  # the bar is drawn anew twice a second
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    engine = build({"shapes": ["64x64x107", "32x32"]}, respond)
+    engine.run_startup_warmup()
+    shown = terminal.getvalue()
+    assert "64x64x107" in shown and "2/2" in shown and "1 compile events" in shown
+    # The bar is instead of the lines, the table comes all the same.
+    assert "Warming up with" not in caplog.text and "Declared shapes, warm in" in caplog.text
+    LOG.clear()

@@ -1,0 +1,96 @@
+"""The mapping `warmup`: shapes in every way of writing them, and what is wrong with those that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_omni_diffusion_compile.errors import SettingError
+from vllm_omni_diffusion_compile.settings import (
+    DiffusionCompileSettings,
+    Shape,
+    effective_recompile_limit,
+    plain_config,
+    read_config,
+)
+from vllm_omni_diffusion_compile.settings.config import STATIC_RECOMPILE_LIMIT
+
+FULL: dict[str, Any] = {
+    "width": 64,
+    "height": 64,
+    "frames": 107,
+    "steps": 4,
+    "guidance_scale": 4,
+    "images": 1,
+    "prompt_rows": 77,
+}
+
+
+def shapes(*given: Any) -> list[Shape]:
+    return list(read_config({"warmup": {"shapes": list(given)}}).warmup.shapes)
+
+
+def test_a_text_stands_for_a_mapping() -> None:
+    assert shapes("1344x768x209", "1024x1024", FULL | {"extra_args": {"task": "fl2va"}}) == [
+        Shape(width=1344, height=768, frames=209),
+        Shape(width=1024, height=1024),
+        Shape(**FULL, extra_args={"task": "fl2va"}),
+    ]
+
+
+def test_what_a_dotted_flag_gives_is_a_list() -> None:
+    assert read_config({"warmup": {"shapes": "64x64,96x64x9"}}).warmup.shapes == shapes("64x64", "96x64x9")
+
+
+def test_it_travels_as_plain_data_and_says_the_same_when_it_arrives() -> None:
+    plain = plain_config({"warmup": {"shapes": ["64x64", FULL | {"images": ["320x256"]}], "budget_s": 60}})
+    assert plain is not None and plain["warmup"]["shapes"][0] == {"width": 64, "height": 64}
+    assert plain_config(plain) == plain
+    assert read_config(plain).warmup.shapes[1].image_sizes == [(320, 256)]
+    # What was not said can still be said by another source.
+    assert "on_failure" not in plain["warmup"]
+
+
+def test_input_pictures_have_the_requests_size_unless_they_have_their_own() -> None:
+    (shape,) = shapes({"width": 64, "height": 32, "images": 2})
+    assert shape.image_sizes == [(64, 32), (64, 32)]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "message"),
+    [
+        ({"shapes": ["64x64", "10x"]}, "warmup.shapes[1] is '10x', which is no shape; expected WIDTHxHEIGHT"),
+        ({"shapes": ["0x64"]}, "warmup.shapes[0] is '0x64', which is no shape"),
+        ({"shapes": [5]}, "warmup.shapes[0] is 5, which is no shape"),
+        ({"shapes": [{"width": 64}]}, "warmup.shapes[0].height is missing from {'width': 64}"),
+        ({"shapes": [{"width": 64, "height": "64"}]}, "warmup.shapes[0].height is '64' (str), expected a whole number"),
+        ({"shapes": [{"widths": 64, "width": 1, "height": 1}]}, "shapes[0].widths'; did you mean 'width'?"),
+        ({"shapes": [FULL | {"images": -1}]}, "warmup.shapes[0].images is -1, which is neither a count nor sizes"),
+        ({"shapes": [FULL | {"images": ["64x64x9"]}]}, "images is ['64x64x9'], which is neither"),
+        ({"shapes": [FULL | {"extra_args": []}]}, "warmup.shapes[0].extra_args is [] (list), expected a mapping"),
+        ({"budget_s": 0}, "warmup.budget_s is 0, expected a number above 0"),
+        ({"on_failure": "eager"}, "warmup.on_failure is 'eager' (str), expected 'serve' or 'fail'"),
+        ({"report": "x"}, "did you mean 'report_path'? Known: shapes, budget_s, on_failure, report_path"),
+        (["64x64"], "diffusion_compile_config.warmup is ['64x64'] (list), expected a mapping"),
+    ],
+)
+def test_errors_name_what_was_found_and_what_was_expected(warmup: Any, message: str) -> None:
+    with pytest.raises(SettingError) as error:
+        read_config({"warmup": warmup})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("count", "more"), [(0, False), (8, False), (100, True)])
+def test_the_recompile_limit_leaves_room_for_every_declared_shape(count: int, more: bool) -> None:
+    declared = {"warmup": {"shapes": [f"{64 + n}x64" for n in range(count)]}}
+    settings = DiffusionCompileSettings(diffusion_compile_dynamic=False, diffusion_compile_config=read_config(declared))
+    limit = effective_recompile_limit(settings)
+    assert limit is not None and limit >= max(STATIC_RECOMPILE_LIMIT, 2 * count)
+    assert (limit > STATIC_RECOMPILE_LIMIT) == more
+
+
+def test_a_limit_of_the_users_own_stays() -> None:
+    config = read_config({"recompile_limit": 3, "warmup": {"shapes": ["64x64"]}})
+    settings = DiffusionCompileSettings(diffusion_compile_dynamic=False, diffusion_compile_config=config)
+    assert effective_recompile_limit(settings) == 3

@@ -1,0 +1,124 @@
+"""The mapping `warmup` of `diffusion_compile_config`: which requests the server answers before it says it is ready."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+
+_SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?")
+_EXPECTED_SHAPE = "expected WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES or a mapping with width and height"
+
+
+def _read_shape(value: object) -> object:
+    """Turn `1344x768x209` into the mapping that it stands for."""
+    if isinstance(value, (dict, Shape)):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"which is no shape; {_EXPECTED_SHAPE}")  # noqa: TRY004 - pydantic collects ValueErrors
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"which is no shape; {_EXPECTED_SHAPE}")
+    width, height, frames = match.groups()
+    return {"width": int(width), "height": int(height)} | ({"frames": int(frames)} if frames else {})
+
+
+def _read_shapes(value: object) -> object:
+    """Turn the one text that a dotted flag gives into a list."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _read_images(value: object) -> int | list[str]:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, list) and all(isinstance(size, str) and _is_size(size) for size in value):
+        return value
+    raise ValueError(
+        "which is neither a count nor sizes; expected how many pictures, or a list of their sizes, WIDTHxHEIGHT each"
+    )
+
+
+def _is_size(text: str) -> bool:
+    match = _SIZE.fullmatch(text)
+    return match is not None and match.group(3) is None
+
+
+class Shape(BaseModel):
+    """One declared shape: a request that users send, as far as it decides what is compiled."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    width: int = Field(ge=1, description="Width of the picture, in pixels.")
+    height: int = Field(ge=1, description="Height of the picture, in pixels.")
+    frames: int | None = Field(default=None, ge=1, description="Frames of a video; unset for a picture.")
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Denoise steps. They decide how long the warmup takes and hardly ever what is compiled, so unset "
+        "they are as few as the model takes.",
+    )
+    guidance_scale: float | None = Field(
+        default=None, description="As in the request; above 1 most models run with classifier-free guidance."
+    )
+    true_cfg_scale: float | None = Field(default=None, description="As in the request (Qwen-Image).")
+    negative_prompt: str | None = Field(
+        default=None,
+        description="As in the request: some models run with classifier-free guidance only if it is there.",
+    )
+    images: Annotated[int | list[str], PlainValidator(_read_images)] = Field(
+        default=0,
+        description="Input pictures, for image to video and edits: how many of the request's own size, or their sizes.",
+    )
+    prompt_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of the prompt, where its length decides what is compiled. Unset, the prompt is a sentence.",
+    )
+    extra_args: dict[str, Any] = Field(default_factory=dict, description="The request's own `extra_args`.")
+
+    def __str__(self) -> str:
+        frames = f"x{self.frames}" if self.frames else ""
+        named = self.model_dump(exclude_defaults=True, exclude={"width", "height", "frames"})
+        more = ", ".join(f"{name}={value}" for name, value in named.items())
+        return f"{self.width}x{self.height}{frames}" + (f" ({more})" if more else "")
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Width and height of each input picture."""
+        if isinstance(self.images, int):
+            return [(self.width, self.height)] * self.images
+        sizes = [size.split("x") for size in self.images]
+        return [(int(width), int(height)) for width, height in sizes]
+
+
+class WarmupConfig(BaseModel):
+    """The keys of the mapping `warmup`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    shapes: Annotated[list[Annotated[Shape, BeforeValidator(_read_shape)]], BeforeValidator(_read_shapes)] = Field(
+        default_factory=list,
+        description="The requests to be warm for when the server is ready, each as `1024x1024`, as `1344x768x209` with "
+        "frames, or as a mapping with `width`, `height`, `frames`, `steps`, `guidance_scale`, `true_cfg_scale`, "
+        "`negative_prompt`, `images`, `prompt_rows`, `extra_args`.",
+        json_schema_extra={"values": "a list, or texts separated by commas"},
+    )
+    budget_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that warming up may take. A shape that would not fit any more is skipped, and one that "
+        "takes longer is given up.",
+        json_schema_extra={"values": "a number above 0, or unset"},
+    )
+    on_failure: Literal["serve", "fail"] = Field(
+        default="serve",
+        description="What follows when a declared shape fails, runs out of memory, or is skipped for the budget: "
+        "`serve` says so and starts the server, `fail` ends the start with an error that names the shape.",
+    )
+    report_path: str | None = Field(
+        default=None,
+        description="File for the report on the start, as JSON; `vllm-omni-compile report` prints it. Shapes that are "
+        "met later and were not declared are added to it.",
+        json_schema_extra={"values": "a path, or unset"},
+    )
