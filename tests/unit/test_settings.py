@@ -36,6 +36,9 @@ def test_the_defaults_are_those_of_the_release_and_vae_on() -> None:
             "on_failure": "eager",
             "infer_regions": True,
             "recompile_limit": None,
+            "vae_policy": "measure",
+            "vae_scope": "decode",
+            "cache_dir": None,
             "warmup": {"shapes": [], "budget_s": None, "on_failure": "serve", "report_path": None},
         },
     }

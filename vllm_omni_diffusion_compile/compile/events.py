@@ -71,6 +71,7 @@ class EventLog:
         rank: Rank that new events carry.
         listeners: Told each event after it was recorded, in the thread that recorded it.
         ready_listeners: Called when the server has become ready.
+        declared: Whether the request that is being executed is of a declared shape, before ready.
         describe: Says which request is being executed, as the shape to declare; None between requests.
     """
 
@@ -79,6 +80,7 @@ class EventLog:
     listeners: list[Callable[[CompileEvent], None]] = field(default_factory=list)
     ready_listeners: list[Callable[[], None]] = field(default_factory=list)
     describe: Callable[[], Mapping[str, Any] | None] | None = None
+    declared: bool = False
     _events: list[CompileEvent] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,6 +114,7 @@ class EventLog:
             self._events.clear()
         self.ready = False
         self.describe = None
+        self.declared = False
 
 
 LOG = EventLog()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from vllm_omni_diffusion_compile.compile.components import resolve
-from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+from vllm_omni_diffusion_compile.compile.decode import ChosenDecode, Rules
 
 # The whole decode as one graph where that is possible. `dynamic=None`: the first size is compiled as it is, the second
 # one as dynamic, and later sizes are free.
@@ -45,12 +45,28 @@ class DecodeOutcome:
     also: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecodePlan:
+    """How decodes are compiled.
+
+    Args:
+        options: Of `torch.compile`, for a graph that serves all shapes.
+        static_options: The same, for a graph of one shape; given if shapes are declared: then there is one for each of
+            those, and none for all others.
+        rules: How the decode of a component chooses, by the component's path; `static` is filled in.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=lambda: COMPILE_OPTIONS)
+    static_options: Mapping[str, Any] | None = None
+    rules: Callable[[str], Rules] = lambda _: Rules()
+
+
 def compile_decodes(
     pipeline: Any,
     compile_callable: Callable[..., tuple[Callable[..., Any], bool]],
     *,
     left_alone: Mapping[str, str],
-    options: Mapping[str, Any] = COMPILE_OPTIONS,
+    plan: DecodePlan | None = None,
 ) -> list[DecodeOutcome]:
     """Compile `decode` of every component that a pipeline declares in `_vae_modules`.
 
@@ -58,7 +74,7 @@ def compile_decodes(
         pipeline: Has `_vae_modules`, a list of attribute paths; none is fine.
         compile_callable: `(function, label=..., **options) -> (callable, activated)`.
         left_alone: Paths not to compile (`*` for all), with the reason.
-        options: Handed to `compile_callable`.
+        plan: How they are compiled; one graph for all shapes if left out.
 
     Returns:
         One outcome a component, each component once however many names it has.
@@ -74,7 +90,11 @@ def compile_decodes(
         components[id(component)] = component
         names.setdefault(id(component), []).append(path)
     for identity, (path, *also) in names.items():
-        state, reason = _compile_decode(components[identity], path, compile_callable, left_alone, options)
+        state: State = "left alone"
+        reason = left_alone.get(path) or left_alone.get("*") or ""
+        if not reason:
+            make = functools.partial(compile_callable, label=f"{path}.decode")
+            state, reason = _compile_decode(components[identity], make, plan or DecodePlan(), path)
         outcomes.append(DecodeOutcome(path=path, state=state, reason=reason, also=tuple(also)))
     return outcomes
 
@@ -120,22 +140,30 @@ def _itself(value: Any) -> Any:
 
 def _compile_decode(
     component: Any,
+    make: Callable[..., tuple[Any, bool]],
+    plan: DecodePlan,
     path: str,
-    compile_callable: Callable[..., tuple[Callable[..., Any], bool]],
-    left_alone: Mapping[str, str],
-    options: Mapping[str, Any],
 ) -> tuple[State, str]:
     decode = getattr(component, "decode", None)
-    reason = left_alone.get(path) or left_alone.get("*")
-    if reason:
-        return "left alone", reason
     if not callable(decode):
         return "left alone", f"{type(component).__name__} has no decode()"
-    if isinstance(decode, FallbackCallable):
+    if isinstance(decode, ChosenDecode):
         return "compiled", ""
-    compiled, activated = compile_callable(decode, label=f"{path}.decode", **options)
-    if not activated:
-        return "set-up failed", ""
-    component.decode = compiled
+    shared, rules = None, plan.rules(path)
+    if plan.static_options is None:
+        shared, activated = make(decode, **plan.options)
+        if not activated:
+            return "set-up failed", ""
+    else:
+        rules = replace(rules, static=functools.partial(_static, make, decode, plan.static_options))
+    component.decode = ChosenDecode(decode, shared, rules, component)
     _keep_out_tiling(component)
     return "compiled", _NOT_CHUNKS if hasattr(component, "decode_with_chunks") else ""
+
+
+def _static(
+    make: Callable[..., tuple[Any, bool]], decode: Callable[..., Any], options: Mapping[str, Any], _: str
+) -> Any | None:
+    """Make a compiled decode for one shape, with a fallback of its own; None if it cannot be set up."""
+    compiled, activated = make(decode, **options)
+    return compiled if activated else None

@@ -5,6 +5,8 @@ from vllm_omni_diffusion_compile.settings.names import CONFIG, NAMES, OWN, VAE
 from vllm_omni_diffusion_compile.settings.reading import KEYS, merged, plain_config, read_config
 from vllm_omni_diffusion_compile.settings.stage import (
     DiffusionCompileSettings,
+    declared_recompile_limit,
+    declares_shapes,
     effective_recompile_limit,
     refuse_near_misses,
 )
@@ -20,6 +22,8 @@ __all__ = [
     "DiffusionCompileSettings",
     "Shape",
     "WarmupConfig",
+    "declared_recompile_limit",
+    "declares_shapes",
     "effective_recompile_limit",
     "merged",
     "plain_config",

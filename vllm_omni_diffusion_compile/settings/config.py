@@ -65,6 +65,17 @@ class DiffusionCompileConfig(BaseModel):
         "that. Without shapes, the sizes that vLLM-Omni's own dummy run and this package choose.",
     )
 
+    vae_policy: Literal["measure", "always", "never"] = Field(
+        default="measure",
+        description="Whether VAE decode is compiled, where `diffusion_compile_vae` is on: `measure` times eager and "
+        "compiled decode side by side on the shapes that are warmed up, and keeps the faster; `always` keeps the "
+        "compiled one; `never` compiles none, and warms up all the same.",
+    )
+    vae_scope: Literal["decode", "blocks"] = Field(
+        default="decode",
+        description="What of a VAE is compiled: `decode`, or the repeated `blocks` of its decoder, which also reaches "
+        "VAEs that the pipeline does not call by `decode`. Blocks are not measured against eager.",
+    )
     cache_dir: str | Literal[False] | None = Field(
         default=None,
         description="Where compiled artifacts are kept, for the next start to begin with. Unset, it is "

@@ -78,9 +78,7 @@ class DiffusionCompileSettings(BaseModel):
 def effective_recompile_limit(settings: DiffusionCompileSettings) -> int | None:
     """Return how often torch may compile one region; None leaves torch's own limit as it is."""
     config = settings.diffusion_compile_config
-    if config.recompile_limit is None and not settings.diffusion_compile_dynamic:
-        return max(STATIC_RECOMPILE_LIMIT, RECOMPILATIONS_PER_SHAPE * len(config.warmup.shapes))
-    return config.recompile_limit
+    return config.recompile_limit if settings.diffusion_compile_dynamic else declared_recompile_limit(settings)
 
 
 def refuse_near_misses(names: Iterable[str], known: Iterable[str] = ()) -> None:
@@ -98,3 +96,14 @@ def refuse_near_misses(names: Iterable[str], known: Iterable[str] = ()) -> None:
         if near or name.startswith(PREFIX):
             meant = near or difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)
             raise SettingError(f"unknown setting {name!r}; did you mean {meant[0]!r}? Known: {', '.join(NAMES)}")
+
+
+def declares_shapes(settings: DiffusionCompileSettings) -> bool:
+    """Whether the user said which shapes are served."""
+    return bool(settings.diffusion_compile_config.warmup.shapes)
+
+
+def declared_recompile_limit(settings: DiffusionCompileSettings) -> int:
+    """Return how often torch may compile what has a graph for each declared shape."""
+    config = settings.diffusion_compile_config
+    return config.recompile_limit or max(STATIC_RECOMPILE_LIMIT, RECOMPILATIONS_PER_SHAPE * len(config.warmup.shapes))

@@ -91,8 +91,8 @@ def _why_not(engine: Any) -> str | None:
         return "compilation is off (enforce_eager)"
     if not getattr(config, VAE, False):
         return f"{VAE} is off"
-    if warmup_of(config).shapes and getattr(config, "diffusion_compile_dynamic", True) is False:
-        return "with diffusion_compile_dynamic off the declared shapes are all that can be warm"
+    if warmup_of(config).shapes:
+        return "the declared shapes are warmed instead"
     reason = why_no_request(config)
     if reason is not None:
         return reason

@@ -13,6 +13,9 @@ import torch
 
 from vllm_omni_diffusion_compile.compile.events import LOG, compiled_graphs
 
+# Begins the ids of requests for declared shapes.
+DECLARED = "warmup-declared-"
+
 # On a worker: threads that torch computes with, as its first request found them; and its executions since it was asked.
 _THREADS = "_diffusion_compile_threads"
 _EXECUTIONS = "_diffusion_compile_executions"
@@ -43,6 +46,7 @@ def executing(worker: Any, arguments: tuple[Any, ...]) -> Iterator[None]:
         asked = copy.copy(requests[0])
         asked.sampling_params = copy.copy(asked.sampling_params)
         LOG.describe = functools.cache(functools.partial(described, worker, asked))
+        LOG.declared = not LOG.ready and str(asked.request_id).startswith(DECLARED)
     executions = vars(worker).setdefault(_EXECUTIONS, [])
     began = time.time()
     try:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_omni_diffusion_compile.settings import VAE, DiffusionCompileSettings
+from vllm_omni_diffusion_compile.settings import (
+    VAE,
+    DiffusionCompileSettings,
+    declared_recompile_limit,
+    declares_shapes,
+)
+from vllm_omni_diffusion_compile.upstream.protect import Protect, recompile_limit
 
 _RUNNER = "vllm_omni.diffusion.worker.diffusion_model_runner"
 
@@ -32,18 +39,27 @@ def add_compile_vae_decodes(_: None) -> Callable[[Any], None]:
 
 def _compile_vae_decodes(self: Any) -> None:
     """Compile `decode` of every component in the pipeline's `_vae_modules`, with eager fallback."""
-    from vllm_omni_diffusion_compile.compile.vae import compile_decodes
+    from vllm_omni_diffusion_compile.compile.events import LOG
+    from vllm_omni_diffusion_compile.compile.vae import DecodePlan, compile_decodes
 
     if not getattr(self.od_config, VAE, False) or getattr(self.od_config, "enforce_eager", False):
         return
     runner = sys.modules[_RUNNER]
+    settings = DiffusionCompileSettings.of(self.od_config)
+    if settings.diffusion_compile_config.vae_scope == "blocks":
+        _compile_blocks(self, settings)
+        return
+    options = _compile_options(settings)
+    plan = DecodePlan(
+        options=options,
+        static_options=_static_options(settings, options),
+        rules=functools.partial(_rules, settings),
+    )
     outcomes = compile_decodes(
-        self.pipeline,
-        runner.compile_callable_with_fallback,
-        left_alone=_left_alone(self),
-        options=_compile_options(self.od_config),
+        self.pipeline, runner.compile_callable_with_fallback, left_alone=_left_alone(self, settings), plan=plan
     )
     setattr(self, _OUTCOMES, outcomes)
+    LOG.ready_listeners.append(functools.partial(_agree, weakref.ref(self)))
     if not outcomes:
         runner.logger.info(
             "Model runner: %s declares no _vae_modules; no VAE decode is compiled.", type(self.pipeline).__name__
@@ -101,21 +117,26 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
         `generic`: whether the model runner compiles this pipeline at all; `graphs`: graphs compiled in this process;
         `decodes`: VAE decodes that are compiled now; `decode_graphs`: graphs compiled during their calls.
     """
-    from vllm_omni_diffusion_compile.compile.components import resolve
     from vllm_omni_diffusion_compile.compile.events import compiled_graphs
-    from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 
     runner = self.model_runner
-    paths = [outcome.path for outcome in getattr(runner, _OUTCOMES, ()) if outcome.state == "compiled"]
-    decodes = [
-        decode for path in paths if isinstance(decode := resolve(runner.pipeline, f"{path}.decode"), FallbackCallable)
-    ]
+    decodes = _decodes(runner)
     return {
         "generic": _generic_compile(runner),
         "graphs": compiled_graphs(),
         "decodes": sum(not decode.latched for decode in decodes),
         "decode_graphs": sum(decode.graphs for decode in decodes),
     }
+
+
+def _decodes(runner: Any) -> list[Any]:
+    """The decodes of a runner's pipeline that are compiled, or may be."""
+    from vllm_omni_diffusion_compile.compile.components import resolve
+    from vllm_omni_diffusion_compile.compile.decode import ChosenDecode
+
+    paths = [outcome.path for outcome in getattr(runner, _OUTCOMES, ()) if outcome.state == "compiled"]
+    found = (resolve(runner.pipeline, f"{path}.decode") for path in paths)
+    return [decode for decode in found if isinstance(decode, ChosenDecode)]
 
 
 def _generic_compile(runner: Any) -> bool:
@@ -128,12 +149,12 @@ def _generic_compile(runner: Any) -> bool:
     return bool(sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor())
 
 
-def _compile_options(od_config: Any) -> dict[str, Any]:
+def _compile_options(settings: DiffusionCompileSettings) -> dict[str, Any]:
     """What decode is compiled with: what the upstream change states, but for what the user asked for."""
     from vllm_omni_diffusion_compile.compile.backend import resolve_backend
     from vllm_omni_diffusion_compile.compile.vae import COMPILE_OPTIONS
 
-    config = DiffusionCompileSettings.of(od_config).diffusion_compile_config
+    config = settings.diffusion_compile_config
     options = dict(COMPILE_OPTIONS) | {"mode": config.mode}
     if not config.needs_inductor:
         del options["mode"]  # only inductor has modes
@@ -143,13 +164,108 @@ def _compile_options(od_config: Any) -> dict[str, Any]:
     return options
 
 
-def _left_alone(runner: Any) -> dict[str, str]:
+def _static_options(settings: DiffusionCompileSettings, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same for a graph of one declared shape; None if none are declared."""
+    if not declares_shapes(settings):
+        return None
+    return {**options, "dynamic": False, **recompile_limit(declared_recompile_limit(settings))}
+
+
+def _rules(settings: DiffusionCompileSettings, path: str) -> Any:
+    from vllm_omni_diffusion_compile.compile.decode import Rules
+    from vllm_omni_diffusion_compile.compile.events import LOG
+
+    return Rules(
+        measure=settings.diffusion_compile_config.vae_policy == "measure",
+        declared=lambda: LOG.declared,
+        ready=lambda: LOG.ready,
+        told=functools.partial(_say_measured, path),
+        tiled=functools.partial(_say_tiled, path),
+    )
+
+
+def _agree(of: Callable[[], Any]) -> None:
+    """When the server is ready: have all ranks keep the same way of decoding, by what they measured together."""
+    from torch import distributed
+
+    runner = of()
+    if runner is None or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return
+    from vllm_omni.diffusion.distributed.parallel_state import get_world_group
+
+    def of_all_ranks(own: list[Any]) -> list[list[Any]]:
+        gathered: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(gathered, own, group=get_world_group().cpu_group)
+        return gathered
+
+    for decode in _decodes(runner):
+        decode.agree(of_all_ranks)
+
+
+def _say_measured(path: str, measured: Any) -> None:
+    sys.modules[_RUNNER].logger.info(
+        "Model runner: %s.decode of %s: eager %s, compiled%s %.1f ms: %s is used.",
+        path, measured.shape,
+        "runs out of memory" if measured.eager_s == float("inf") else f"{1000 * measured.eager_s:.1f} ms",
+        " for this shape" if measured.static else "", 1000 * measured.compiled_s, measured.way,
+    )  # fmt: skip
+
+
+def _say_tiled(path: str, shape: str) -> None:
+    sys.modules[_RUNNER].logger.warning(
+        "Model runner: %s.decode of %s ran out of memory; retrying in tiles gave the result, and this shape is decoded "
+        "in tiles from now on. --vae-use-tiling decodes in tiles from the start.",
+        path, shape,
+    )  # fmt: skip
+
+
+def _compile_blocks(runner: Any, settings: DiffusionCompileSettings) -> None:
+    """Compile the repeated blocks of each declared VAE's decoder instead of its decode."""
+    from torch import nn
+
+    from vllm_omni_diffusion_compile.compile.components import resolve
+    from vllm_omni_diffusion_compile.compile.scope import compile_component
+
+    log = sys.modules[_RUNNER].logger
+    if (reason := _left_alone_everywhere(runner, settings)) is not None:
+        log.info("Model runner: no blocks of a VAE are compiled: %s.", reason)
+        return
+    # One graph for all shapes, or one for each: a static one is a quarter faster, where the shapes are known.
+    static = declares_shapes(settings)
+    settings = settings.model_copy(update={"diffusion_compile_dynamic": not static})
+    for path in dict.fromkeys(getattr(runner.pipeline, "_vae_modules", None) or ()):
+        component = resolve(runner.pipeline, path)
+        decoder = getattr(component, "decoder", component)
+        if not isinstance(decoder, nn.Module):
+            log.info("Model runner: no blocks of %s are compiled: it is no module.", path)
+            continue
+        protect = Protect(path, decoder, settings, None, log)
+        outcome = compile_component(decoder, path, scope="regional", protect=protect, infer=True)
+        if outcome.error is not None:
+            protect.setup_failed(type(decoder).__name__, outcome.error)
+        elif outcome.regions:
+            blocks = ", ".join(f"{count} {cls}" for cls, count in outcome.regions.items())
+            log.info(
+                "Model runner: blocks of %s will be compiled when it is called, with eager fallback: %s.", path, blocks
+            )
+        else:
+            log.info("Model runner: no blocks of %s are compiled: %s.", path, outcome.reason)
+
+
+def _left_alone(runner: Any, settings: DiffusionCompileSettings) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for cls in type(runner.pipeline).__mro__:
         reasons = dict(_LEFT_ALONE.get(cls.__name__, {})) | reasons
+    if (everywhere := _left_alone_everywhere(runner, settings)) is not None:
+        reasons.setdefault("*", everywhere)
+    return reasons
+
+
+def _left_alone_everywhere(runner: Any, settings: DiffusionCompileSettings) -> str | None:
+    """Why nothing of any VAE is compiled here; None if there is no such reason."""
+    if settings.diffusion_compile_config.vae_policy == "never":
+        return "vae_policy is 'never'"
     ranks = getattr(getattr(runner.od_config, "parallel_config", None), "vae_patch_parallel_size", 1) or 1
     if ranks > 1:
-        reasons.setdefault(
-            "*", f"it runs collectives over {ranks} ranks, and one that fell back alone would hang the others"
-        )
-    return reasons
+        return f"it runs collectives over {ranks} ranks, and one that fell back alone would hang the others"
+    return None

@@ -19,6 +19,7 @@ from vllm_omni_diffusion_compile.errors import WarmupError
 from vllm_omni_diffusion_compile.settings import NAMES, Shape, WarmupConfig
 from vllm_omni_diffusion_compile.upstream import reporting
 from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, extra_args, warmup_of, why_no_request
+from vllm_omni_diffusion_compile.upstream.execution import DECLARED
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.declared import Answer, Budget, Outcome, warm_shapes
@@ -223,7 +224,7 @@ class _Sender:
             words["multi_modal_data"] = {"image": pictures[0] if len(pictures) == 1 else pictures}
         return OmniDiffusionRequest(
             prompt=words,
-            request_id=f"warmup-{uuid.uuid4().hex}",
+            request_id=f"{DECLARED}{uuid.uuid4().hex}",
             sampling_params=OmniDiffusionSamplingParams(
                 width=shape.width,
                 height=shape.height,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm_omni_diffusion_compile.errors import SettingError
-from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileSettings, effective_recompile_limit
-from vllm_omni_diffusion_compile.upstream import fallbacks
-from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
+from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileSettings
+from vllm_omni_diffusion_compile.upstream.protect import Protect
 
 _RUNNER = "vllm_omni.diffusion.worker.diffusion_model_runner"
 # What the release compiles where a pipeline declares no _dit_modules.
@@ -168,7 +166,7 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
     from vllm_omni_diffusion_compile.compile.scope import compile_component
 
     scope, config = settings.diffusion_compile_granularity, settings.diffusion_compile_config
-    protect = _Protect(path, component, settings, ranks)
+    protect = Protect(path, component, settings, ranks, _logger())
     outcome = compile_component(component, path, scope=scope, protect=protect, infer=config.infer_regions)
     log = _logger()
     if outcome.error is not None:
@@ -198,78 +196,6 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
             "Model runner: %s is not compiled: %s. --diffusion-compile-granularity full compiles it whole.",
             path, outcome.reason,
         )  # fmt: skip
-
-
-class _Protect:
-    """How the regions of one component are compiled and what catches them; see `compile.scope.Protect`."""
-
-    def __init__(self, path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None) -> None:
-        from vllm_omni_diffusion_compile.compile.backend import resolve_backend
-
-        # Before anything is set up: a backend that is not there is no failure of the compiler.
-        self._backend = resolve_backend(settings.diffusion_compile_config.backend)
-        self._path = path
-        self._settings = settings
-        self._ranks = ranks
-        self._latches: dict[str, Any] = {}
-        self._backends: dict[str, Any] = {}
-        self._own_compile = settings.diffusion_compile_granularity == "full" and _has_own_compile(component)
-
-    def compile_options(self, region: str) -> Mapping[str, Any]:
-        import torch
-
-        config = self._settings.diffusion_compile_config
-        options: dict[str, Any] = {"dynamic": self._settings.diffusion_compile_dynamic}
-        if not config.needs_inductor:
-            options["backend"] = self._backend
-        if config.mode != "default":
-            options["mode"] = config.mode
-        if self._ranks is not None and config.on_failure == "eager":
-            options = {"dynamic": options["dynamic"], "backend": self._guarded(region, options)}
-        limit = effective_recompile_limit(self._settings)
-        if limit is not None:
-            if "recompile_limit" in inspect.signature(torch.compile).parameters and not self._own_compile:
-                options["recompile_limit"] = limit
-            else:
-                # Before torch 2.12 there is one limit for the process.
-                torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
-        return options
-
-    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> Any:
-        from vllm_omni_diffusion_compile.compile.events import record_compilations
-        from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
-
-        return FallbackCallable(
-            eager, compiled, self._latch(region),
-            on_compile=functools.partial(record_compilations, self._path, region),
-            hold=told_to_stop,
-            keeps_state=False,
-            fails_closed=self._settings.diffusion_compile_config.on_failure == "raise",
-            ranks=self._ranks,
-        )  # fmt: skip
-
-    def _latch(self, region: str) -> Any:
-        if region not in self._latches:
-            self._latches[region] = fallbacks.latch(self._path, region, _logger())
-            if self._ranks is not None:
-                self._ranks.watch(self._latches[region])
-        return self._latches[region]
-
-    def _guarded(self, region: str, options: Mapping[str, Any]) -> Any:
-        """One backend object for all blocks of a class: torch compiles once for those whose backends are the same."""
-        from vllm_omni_diffusion_compile.compile.ranks import GuardedBackend, graph_compiler
-
-        if region not in self._backends:
-            assert self._ranks is not None
-            compile_graph = graph_compiler(self._backend, options.get("mode"))
-            self._backends[region] = GuardedBackend(compile_graph, self._ranks, self._latch(region))
-        return self._backends[region]
-
-
-def _has_own_compile(component: Any) -> bool:
-    from torch import nn
-
-    return getattr(component.compile, "__func__", None) is not nn.Module.compile
 
 
 def _ranks(pipeline: Any, parallel_config: Any) -> Any | None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from vllm_omni_diffusion_compile.compile.fallback import compile_with_fallback
+from vllm_omni_diffusion_compile.compile.latch import Latch
 from vllm_omni_diffusion_compile.compile.vae import compile_decodes
 
 TILE = 4
@@ -52,7 +54,12 @@ class TiledVae(torch.nn.Module):
 
 
 def compiled(function: Callable[..., Any], label: str, **_: Any) -> tuple[Callable[..., Any], bool]:
-    return torch.compile(function, backend="eager"), True
+    def failed(failure: object) -> None:
+        pytest.fail(f"{label}: {failure}")
+
+    return compile_with_fallback(
+        function, Latch(label, failed), on_setup_failure=failed, compile_options={"backend": "eager"}
+    )
 
 
 @pytest.fixture
