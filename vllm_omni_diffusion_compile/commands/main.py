@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_omni_diffusion_compile import __version__
+from vllm_omni_diffusion_compile.commands import rainfusion
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -33,7 +34,9 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS: Mapping[str, Command] = {}
+COMMANDS: Mapping[str, Command] = {
+    "rainfusion": Command(help=rainfusion.HELP, add_arguments=rainfusion.add_arguments, run=rainfusion.run),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
