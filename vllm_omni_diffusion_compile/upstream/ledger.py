@@ -11,7 +11,16 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
-from vllm_omni_diffusion_compile.upstream import cli, compile, config, engine, metrics, model_runner, transformer
+from vllm_omni_diffusion_compile.upstream import (
+    attention,
+    cli,
+    compile,
+    config,
+    engine,
+    metrics,
+    model_runner,
+    transformer,
+)
 from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField
 from vllm_omni_diffusion_compile.upstream.graft import FieldGraft, Graft, applied
 
@@ -421,6 +430,18 @@ _EVENTS = (
     ),
 )
 
+_ATTENTION = (
+    Graft(
+        target="vllm_omni.diffusion.attention.backends.rainfusion_attn:RainFusionAttentionBackend",
+        make=attention.run_everywhere,
+        value=type,
+        why="The release's backend runs on Ascend NPU only, and leaves a grid that is no multiple of 8 to MindIE-SD, "
+        "which neither promotes its tail nor protects the seam to the prefix.",
+        upstream="none yet: issue 6000 tells of 1344x768, which stays dense",
+        remove_when="the release's backend runs on CUDA and CPU, and its own order promotes tails on all platforms",
+    ),
+)
+
 GRAFTS: tuple[Graft, ...] = (
     *_FIELDS,
     *_CONSTANTS,
@@ -431,4 +452,5 @@ GRAFTS: tuple[Graft, ...] = (
     *_COMPILE,
     *_WARMUP,
     *_EVENTS,
+    *_ATTENTION,
 )
