@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,9 @@ HEADS, SIZE = 2, 32
 SCALE = SIZE**-0.5
 GRID, PREFIX = (5, 28, 32), 77
 USED = PREFIX + 5 * 28 * 32
+
+# Options of the backend, what is changed of the metadata, and the reason that the log names.
+Case = tuple[dict[str, Any], dict[str, Any], str]
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +109,7 @@ def _layout(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "changes", "reason"),
+    "case",
     [
         ({"sparsity": 0.0}, {}, "block_sparse.sparsity is 0"),
         ({"skip_layers": "0-3"}, {}, "skip_layers"),
@@ -121,12 +123,11 @@ def _layout(**fields: Any) -> Any:
     ],
 )
 def test_reasons_to_stay_dense(
-    layer: Callable[..., Any], inputs: tuple[torch.Tensor, ...], caplog: pytest.LogCaptureFixture,
-    options: dict[str, Any], changes: dict[str, Any], reason: str,
+    layer: Callable[..., Any], inputs: tuple[torch.Tensor, ...], caplog: pytest.LogCaptureFixture, case: Case
 ) -> None:  # fmt: skip
+    options, changes, reason = case
     made, metadata = layer(**({"sparsity": 0.8} | options)), _metadata(**changes)
-    for _ in range(3):
-        out = made.forward(*inputs, metadata)
+    out, *_ = [made.forward(*inputs, metadata) for _ in range(3)]
     used = metadata.extra.get("valid_kv_length", USED + 60) if metadata.attn_mask is None else USED + 60
     assert torch.equal(out[:, :USED], _as_the_dense_backend(inputs, used)[:, :USED])
     said = [record.getMessage() for record in caplog.records if "stays dense" in record.getMessage()]

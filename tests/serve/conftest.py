@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,16 @@ def klein() -> Path:
 def h3() -> Path:
     """MiniMax-H3, FL2VA partition: video with sound."""
     return checkpoint("minimax_h3") / "FL2VA"
+
+
+@pytest.fixture(scope="session")
+def wan() -> Path:
+    """Wan2.2: video."""
+    return checkpoint("wan")
+
+
+@pytest.fixture(scope="session")
+def release() -> tuple[int, int]:
+    """Major and minor version of the installed vLLM-Omni."""
+    major, minor, *_ = version("vllm-omni").split(".")
+    return int(major), int(minor)

@@ -42,7 +42,7 @@ class Clip:
     grid: Grid
 
     def __post_init__(self) -> None:
-        if len(self.grid) != 3 or min(self.grid) < 1:
+        if min(self.grid) < 1:
             raise ValueError(f"found latent grid {self.grid}, expected frames, height and width of at least 1 each")
 
     @property

@@ -63,7 +63,7 @@ def pool(rows: torch.Tensor) -> torch.Tensor:
     """
     count = rows.shape[1]
     whole = count // BLOCK
-    parts = [rows[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).mean(2, dtype=torch.float32)]
+    parts = [torch.unflatten(rows[:, : whole * BLOCK], 1, (whole, BLOCK)).mean(2, dtype=torch.float32)]
     if whole < blocks_of(count):
         parts.append(rows[:, whole * BLOCK :].mean(1, keepdim=True, dtype=torch.float32))
     return torch.cat(parts, 1).transpose(1, 2)

@@ -37,10 +37,10 @@ _UNKNOWN_HEAD_SIZE = -1
 _ROLE = "dense rows of RAINFUSION_ATTN"
 
 
-def derive(host: type) -> type:
+def derive(host: Any) -> type:
     """Derive the backend from vLLM-Omni's own, which runs on Ascend NPU only."""
 
-    class RainFusionBackend(host):
+    class RainFusionBackend(host):  # type: ignore[misc] # its type is known when vLLM-Omni is there
         supported_platforms = ("cuda", "npu", current_omni_platform._omni_enum.OOT.value)
 
         @classmethod
@@ -251,7 +251,7 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
         self._name = f"{sparsity} {softmax_scale} {steps} {config.rainfusion_executor} {num_heads}x{head_size}"
         self._sparse = _named.setdefault(self._name, sparse)
 
-    def supports_kv_cache_dtype(self, kv_cache_dtype: str | None, platform_key: str) -> bool:  # type: ignore[override]
+    def supports_kv_cache_dtype(self, kv_cache_dtype: str | None, platform_key: str) -> bool:
         """Only MindIE-SD's own path quantizes."""
         return kv_cache_dtype is None or self._theirs is not None
 
@@ -274,7 +274,7 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
             theirs: torch.Tensor = self._theirs.forward(query, key, value, attn_metadata)
             return theirs
         reason = self._never or _reason_of_metadata(attn_metadata)
-        if reason is not None:
+        if reason is not None or attn_metadata is None:
             _say_dense(reason)
             return self._densely(query, key, value, attn_metadata)
         numbers = _numbers(attn_metadata)

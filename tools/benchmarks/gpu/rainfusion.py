@@ -105,7 +105,7 @@ class Clock:
             start = time.perf_counter()
             call()
             return 1000 * (time.perf_counter() - start)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         call()
         end.record()
@@ -163,7 +163,7 @@ class StaticFlex:
 
     def __init__(self, **options: Any) -> None:
         self.name = "flex static " + " ".join(f"{name}={value}" for name, value in options.items())
-        self._options = options
+        self._options: Any = options
         self._compiled = torch.compile(flex_attention, dynamic=False)
 
     def attend(
@@ -251,13 +251,15 @@ class Run:
         """Measure dense backends and whole operations on one layout."""
         layout = self._setup.layouts[name]
         inputs, made = self._setup.inputs(layout), self._plan(layout)
-        told = self.result["layouts"][name] = {"rows": layout.used, "reason": layout.reason_to_stay_dense()}
+        told: dict[str, Any] = {"rows": layout.used, "reason": layout.reason_to_stay_dense()}
+        self.result["layouts"][name] = told
         told["dense_ms"] = self._clock.turns(
             {backend: functools.partial(call, *inputs) for backend, call in self._dense.items()}
         )
         self._best = min(told["dense_ms"], key=told["dense_ms"].__getitem__)
         for sparsity in SPARSITIES:
-            entry = told[str(sparsity)] = {"density": layout.density(sparsity)}
+            entry: dict[str, Any] = {"density": layout.density(sparsity)}
+            told[str(sparsity)] = entry
             for executor in self._executors:
                 entry[f"{executor} expected"] = share_of_dense(layout, sparsity, executor, self._width)
                 entry[f"{executor} stays dense"] = reason_not_worth_it(layout, sparsity, executor, self._width)
@@ -406,7 +408,7 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=240, help="seconds after which what is missing is left out")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on CPU")
     options = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 64  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public name for it
+    torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - torch has no public name for it
     setup = DRY if options.dry_run else GPU
     with torch.inference_mode():
         run = Run(options.out, setup, time.monotonic() + options.deadline)
