@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,16 @@ def klein() -> Path:
 def h3() -> Path:
     """MiniMax-H3, FL2VA partition: video with sound."""
     return made("minimax_h3") / "FL2VA"
+
+
+@pytest.fixture(scope="session")
+def wan() -> Path:
+    """Wan2.2: video."""
+    return made("wan")
+
+
+@pytest.fixture(scope="session")
+def release() -> tuple[int, int]:
+    """Major and minor version of the installed vLLM-Omni."""
+    major, minor, *_ = version("vllm-omni").split(".")
+    return int(major), int(minor)

@@ -7,10 +7,12 @@ from typing import Any
 import psutil
 import torch
 from vllm.platforms.cpu import CpuPlatform
+from vllm_omni.diffusion.attention.backends.registry import DiffusionAttentionBackendEnum
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 from vllm_omni_diffusion_compile.platforms.cpu_memory import peak_bytes, reset_peak, resident_bytes
 
+_DENSE, _SPARSE = "TORCH_SDPA", "RAINFUSION_ATTN"
 _ATTENTION_BACKEND = "vllm_omni_diffusion_compile.platforms.cpu_attention.CpuSDPABackend"
 
 
@@ -31,17 +33,31 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):  # type: ignore[misc]
     def get_diffusion_attn_backend_cls(
         cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
     ) -> str:
-        """Return the class path of the one backend there is.
+        """Return the class path of a backend that runs here.
 
         Raises:
             ValueError: Another backend was asked for.
         """
-        if selected_backend is not None and selected_backend.upper() != "TORCH_SDPA":
+        selected = (selected_backend or _DENSE).upper()
+        if selected == _SPARSE and cls._sparse_backend_runs():
+            path: str = DiffusionAttentionBackendEnum[selected].get_path()
+            return path
+        if selected != _DENSE:
             raise ValueError(
-                f"found diffusion attention backend {selected_backend}, expected TORCH_SDPA: no other one runs on CPU; "
-                "set it, or leave the option out"
+                f"found diffusion attention backend {selected_backend}, expected {_DENSE} or {_SPARSE}: no other one "
+                "runs on CPU, and the second one only with the plugin diffusion_compile; set it, or leave the option "
+                "out"
             )
         return _ATTENTION_BACKEND
+
+    @classmethod
+    def _sparse_backend_runs(cls) -> bool:
+        """Whether something made vLLM-Omni's backend for NPUs run here; vLLM-Omni says so of its backends itself."""
+        try:
+            cls.validate_diffusion_attn_backend(_SPARSE)
+        except ValueError:
+            return False
+        return True
 
     @classmethod
     def init_diffusion_model_runner_runtime(cls, vllm_config: Any, od_config: Any, device: torch.device) -> None:

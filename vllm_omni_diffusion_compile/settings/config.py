@@ -85,6 +85,14 @@ class DiffusionCompileConfig(BaseModel):
         json_schema_extra={"values": "a directory, `false`, or unset"},
     )
 
+    rainfusion_executor: Literal["auto", "flash", "flex", "mindie", "reference"] = Field(
+        default="auto",
+        description="What computes the attention backend `RAINFUSION_ATTN`. `auto` is the fastest that runs on the "
+        "device: `flash` (FlashAttention-4, on Hopper with vLLM-Omni's extra `fa4`), `flex` (FlexAttention, on CUDA "
+        "and CPU) or `mindie` (MindIE-SD, on Ascend NPU); it also leaves attention dense where sparse attention is not "
+        "expected to be faster. `reference` is slow and for comparison.",
+    )
+
     @property
     def needs_inductor(self) -> bool:
         """Whether nothing is compiled where the platform has no inductor."""

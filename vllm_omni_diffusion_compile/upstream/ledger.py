@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
 from vllm_omni_diffusion_compile.upstream import (
+    attention,
     cache,
     cli,
     compile,
@@ -493,6 +494,18 @@ _EVENTS = (
     ),
 )
 
+_ATTENTION = (
+    Graft(
+        target="vllm_omni.diffusion.attention.backends.rainfusion_attn:RainFusionAttentionBackend",
+        make=attention.run_everywhere,
+        value=type,
+        why="The release's backend runs on Ascend NPU only, and leaves a grid that is no multiple of 8 to MindIE-SD, "
+        "which neither promotes its tail nor protects the seam to the prefix.",
+        upstream="none yet: issue 6000 tells of 1344x768, which stays dense",
+        remove_when="the release's backend runs on CUDA and CPU, and its own order promotes tails on all platforms",
+    ),
+)
+
 GRAFTS: tuple[Graft, ...] = (
     *_FIELDS,
     *_CONSTANTS,
@@ -505,4 +518,5 @@ GRAFTS: tuple[Graft, ...] = (
     *_WARMUP,
     *_SHAPES,
     *_EVENTS,
+    *_ATTENTION,
 )
