@@ -178,7 +178,8 @@ def compiled_graphs() -> int:
 class CompilationRecords:
     """Torch's records of the frames it compiled, each read once.
 
-    Torch keeps the latest 64 in this process; a call compiles a handful.
+    Torch keeps the latest 64 records in this process; a call compiles a handful. Others are not of frames: the first run
+    of a Triton kernel that is tuned then leaves one without a function's name.
 
     Source: `torch._dynamo.utils.get_compilation_metrics`.
     """
@@ -197,7 +198,7 @@ class CompilationRecords:
             )
             if fresh:
                 self._last = fresh[0]
-            return fresh[::-1]
+            return [record for record in fresh[::-1] if record.co_name is not None]
 
 
 _RECORDS = CompilationRecords()

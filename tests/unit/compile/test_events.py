@@ -99,3 +99,14 @@ def test_a_summary_counts_by_region_and_names_what_fell_back() -> None:
     assert str(summarize(LOG.since()[0])) == (
         "3 compilation(s) in 4.5 s (transformer Block 2, vae decode 1); vae decode is eager after a failure"
     )
+
+
+def test_a_record_that_is_not_of_a_frame_does_not_hide_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run of a tuned Triton kernel leaves one behind that of the frame, as seen on an H200."""
+    call = compiled(lambda x: x.sin())
+    of_torch = torch._dynamo.utils.get_compilation_metrics
+    nameless = torch._dynamo.utils.CompilationMetrics(is_forward=True, duration_us=54734)
+    monkeypatch.setattr(torch._dynamo.utils, "get_compilation_metrics", lambda: [*of_torch(), nameless])
+    call(torch.ones(2))
+    assert [event.kind for event in LOG.since()[0]] == ["compilation"]
+    assert call.graphs == 1
