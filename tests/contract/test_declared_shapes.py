@@ -358,7 +358,14 @@ def request(**parameters: Any) -> Any:
 
 
 def test_a_request_is_described_as_the_shape_to_declare_and_keeps_its_words_to_itself() -> None:
-    extra_args = {"task": "fl2va", "aspect_ratio": "1:1", "system_prompt": "my third secret", "seconds": 4.0, "x": [1]}
+    extra_args = {
+        "task": "fl2va",
+        "aspect_ratio": "1:1",
+        "system_prompt": "my third secret",
+        "video_path": "/my/secret.mp4",
+        "seconds": 4.0,
+        "x": [1],
+    }
     asked = request(num_frames=107, num_inference_steps=4, guidance_scale=5.0, extra_args=extra_args)
     described = execution.described(worker(Tokenizer()), asked)
     assert described == {

@@ -69,7 +69,7 @@ class EventLog:
     Attributes:
         ready: Whether the server has said that it is ready; set once.
         rank: Rank that new events carry.
-        describe: Says which request is being executed, as the shape to declare; None between requests.
+        describe: Says which request is being executed, as the shape to declare; None before the first.
     """
 
     ready: bool = False
