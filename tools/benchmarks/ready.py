@@ -95,18 +95,17 @@ class Result:
     Args:
         combination: Model, scope and kind of shapes.
         size: Of the shape.
-        first_s: First request, by arm.
-        median_s: Median of the next ten, by arm.
+        seconds: Of each request, by arm, the first one first.
     """
 
     combination: str
     size: str
-    first_s: dict[str, float]
-    median_s: dict[str, float]
+    seconds: dict[str, list[float]]
 
     def ratio(self, arm: str) -> float:
         """First request over the median of the next ten."""
-        return self.first_s[arm] / self.median_s[arm]
+        first, *following = self.seconds[arm]
+        return first / statistics.median(following)
 
     @property
     def above_eager(self) -> float:
@@ -148,8 +147,7 @@ def _shape(model: Model, shape: dict[str, Any], combination: str, servers: dict[
     return Result(
         combination=combination,
         size=f"{shape['width']}x{shape['height']}",
-        first_s={arm: samples[0] for arm, samples in seconds.items()},
-        median_s={arm: statistics.median(samples[1:]) for arm, samples in seconds.items()},
+        seconds=seconds,
     )
 
 
