@@ -23,6 +23,7 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent
 from vllm_omni_diffusion_compile.errors import WarmupError
 from vllm_omni_diffusion_compile.upstream import execution, reporting
+from vllm_omni_diffusion_compile.warmup.report import ROUTE, write
 
 pytestmark = pytest.mark.contract
 
@@ -320,6 +321,32 @@ def test_what_users_wait_for_is_added_to_the_report(build: Callable[..., Any], t
     assert latest is not None
     (entry,) = latest["undeclared"]
     assert entry["shape"] == {"width": 96, "height": 96} and entry["compile_s"] == 3.0
+
+
+def test_a_server_shows_its_report_or_says_why_it_has_none(
+    build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from vllm_omni.entrypoints.openai import api_server
+
+    monkeypatch.setattr(reporting, "_latest", None)
+    app = FastAPI()
+    app.include_router(api_server.router)
+    client = TestClient(app)
+    answer = client.get(ROUTE)
+    assert answer.status_code == 404 and "no shape was declared" in answer.json()["error"]["message"]
+
+    # A stage in another process wrote it.
+    path = tmp_path / "report.json"
+    write(path, {"version": 1, "shapes": []})
+    app.state.args = SimpleNamespace(diffusion_compile_config={"warmup": {"report_path": str(path)}})
+    assert client.get(ROUTE).json() == {"version": 1, "shapes": []}
+
+    build({"shapes": ["64x64"]}).run_startup_warmup()
+    assert client.get(ROUTE).json()["shapes"][0]["name"] == "64x64"
+    # The host's own routes are all still there.
+    assert "/v1/images/generations" in {getattr(route, "path", "") for route in app.routes}
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
