@@ -22,7 +22,7 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent
 from vllm_omni_diffusion_compile.errors import WarmupError
-from vllm_omni_diffusion_compile.upstream import execution, reporting
+from vllm_omni_diffusion_compile.upstream import execution, metrics, reporting
 from vllm_omni_diffusion_compile.warmup.report import ROUTE, write
 
 pytestmark = pytest.mark.contract
@@ -191,6 +191,23 @@ def test_the_report_has_where_the_time_went(build: Callable[..., Any], tmp_path:
         assert sum(parts) == pytest.approx(timing["total_s"], abs=0.05)
         assert timing["stages"] == {"vae.decode": 0.25}
     assert first["warm"]["compile_s"] == 0
+
+
+def test_the_output_is_made_ready_as_for_a_user_and_no_event_of_the_start_gets_lost(build: Callable[..., Any]) -> None:
+    made: list[Any] = []
+
+    def postprocess(pixels: torch.Tensor, **_: Any) -> torch.Tensor:
+        made.append(pixels)
+        return pixels
+
+    output = DiffusionOutput(output=torch.zeros(1, 3, 8, 8))
+    output.__dict__[metrics.EVENTS] = {"pid": -1, "first": 0, "events": []}
+    engine = build({"shapes": ["64x64"]}, lambda request: output, enable_cpu_offload=False)
+    engine.post_process_func = postprocess
+    engine._post_process_accepts_sampling_params = True
+    engine.run_startup_warmup()
+    assert made and made[0] is output.output
+    assert metrics.EVENTS in output.__dict__
 
 
 def test_a_shape_that_runs_out_of_memory_is_said_and_the_server_starts(

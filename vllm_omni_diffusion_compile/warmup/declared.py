@@ -29,7 +29,7 @@ class Answer:
         compile_s: Seconds that torch spent on those.
         preparation_s: From handing it to the engine until a worker began, in seconds.
         execution_s: What the worker took, compiling included.
-        transport_s: From then until the engine had the output.
+        transport_s: From then until the engine had the output and had made it ready to hand on.
         peak_memory_mb: Of the device, as the host reports it; None where it reports none.
         stages: Seconds by the host's own name of a stage, where its pipeline profiler is on.
         prompt_rows: Tokens of its prompt, as counted by the model's own tokenizer; None if it has none.
