@@ -22,7 +22,8 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent
 from vllm_omni_diffusion_compile.errors import WarmupError
-from vllm_omni_diffusion_compile.upstream import execution, reporting
+from vllm_omni_diffusion_compile.upstream import execution, metrics, reporting
+from vllm_omni_diffusion_compile.warmup.report import ROUTE, write
 
 pytestmark = pytest.mark.contract
 
@@ -192,6 +193,23 @@ def test_the_report_has_where_the_time_went(build: Callable[..., Any], tmp_path:
     assert first["warm"]["compile_s"] == 0
 
 
+def test_the_output_is_made_ready_as_for_a_user_and_no_event_of_the_start_gets_lost(build: Callable[..., Any]) -> None:
+    made: list[Any] = []
+
+    def postprocess(pixels: torch.Tensor, **_: Any) -> torch.Tensor:
+        made.append(pixels)
+        return pixels
+
+    output = DiffusionOutput(output=torch.zeros(1, 3, 8, 8))
+    output.__dict__[metrics.EVENTS] = {"pid": -1, "first": 0, "events": []}
+    engine = build({"shapes": ["64x64"]}, lambda request: output, enable_cpu_offload=False)
+    engine.post_process_func = postprocess
+    engine._post_process_accepts_sampling_params = True
+    engine.run_startup_warmup()
+    assert made and made[0] is output.output
+    assert metrics.EVENTS in output.__dict__
+
+
 def test_a_shape_that_runs_out_of_memory_is_said_and_the_server_starts(
     build: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,6 +339,32 @@ def test_what_users_wait_for_is_added_to_the_report(build: Callable[..., Any], t
     assert entry["shape"] == {"width": 96, "height": 96} and entry["compile_s"] == 3.0
 
 
+def test_a_server_shows_its_report_or_says_why_it_has_none(
+    build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from vllm_omni.entrypoints.openai import api_server
+
+    monkeypatch.setattr(reporting, "_latest", None)
+    app = FastAPI()
+    app.include_router(api_server.router)
+    client = TestClient(app)
+    answer = client.get(ROUTE)
+    assert answer.status_code == 404 and "no shape was declared" in answer.json()["error"]["message"]
+
+    # A stage in another process wrote it.
+    path = tmp_path / "report.json"
+    write(path, {"version": 1, "shapes": []})
+    app.state.args = SimpleNamespace(diffusion_compile_config={"warmup": {"report_path": str(path)}})
+    assert client.get(ROUTE).json() == {"version": 1, "shapes": []}
+
+    build({"shapes": ["64x64"]}).run_startup_warmup()
+    assert client.get(ROUTE).json()["shapes"][0]["name"] == "64x64"
+    # The host's own routes are all still there.
+    assert "/v1/images/generations" in {getattr(route, "path", "") for route in app.routes}
+
+
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
 
@@ -357,7 +401,14 @@ def request(**parameters: Any) -> Any:
 
 
 def test_a_request_is_described_as_the_shape_to_declare_and_keeps_its_words_to_itself() -> None:
-    extra_args = {"task": "fl2va", "aspect_ratio": "1:1", "system_prompt": "my third secret", "seconds": 4.0, "x": [1]}
+    extra_args = {
+        "task": "fl2va",
+        "aspect_ratio": "1:1",
+        "system_prompt": "my third secret",
+        "video_path": "/my/secret.mp4",
+        "seconds": 4.0,
+        "x": [1],
+    }
     asked = request(num_frames=107, num_inference_steps=4, guidance_scale=5.0, extra_args=extra_args)
     described = execution.described(worker(Tokenizer()), asked)
     assert described == {

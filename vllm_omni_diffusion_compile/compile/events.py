@@ -72,7 +72,7 @@ class EventLog:
         listeners: Told each event after it was recorded, in the thread that recorded it.
         ready_listeners: Called when the server has become ready.
         declared: Whether the request that is being executed is of a declared shape, before ready.
-        describe: Says which request is being executed, as the shape to declare; None between requests.
+        describe: Says which request is being executed, as the shape to declare; None before the first.
     """
 
     ready: bool = False

@@ -25,7 +25,8 @@ _WORDS = (
     "a photograph of a lighthouse at dusk , waves against the rocks , warm light in the windows , gulls over the pier ,"
     " a small boat on its way home , clouds in the west"
 ).split()
-# Of a text in a request's extra_args, for a log: what is longer, or has spaces, may be somebody's own words.
+# Of a text in a request's extra_args, for a log: what is longer, or has spaces, may be somebody's own words, and what
+# has slashes a file of theirs.
 _LONGEST_TEXT = 40
 # What is said of a negative prompt: that there was one, and not what it was.
 _NEGATIVE_PROMPT = "low quality"
@@ -115,7 +116,7 @@ def _size(picture: Any) -> str | None:
 
 def _harmless(value: object) -> bool:
     if isinstance(value, str):
-        return len(value) <= _LONGEST_TEXT and " " not in value
+        return len(value) <= _LONGEST_TEXT and not set(" /\\") & set(value)
     return isinstance(value, (bool, int, float))
 
 

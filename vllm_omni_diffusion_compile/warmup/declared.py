@@ -29,7 +29,7 @@ class Answer:
         compile_s: Seconds that torch spent on those.
         preparation_s: From handing it to the engine until a worker began, in seconds.
         execution_s: What the worker took, compiling included.
-        transport_s: From then until the engine had the output.
+        transport_s: From then until the engine had the output and had made it ready to hand on.
         peak_memory_mb: Of the device, as the host reports it; None where it reports none.
         stages: Seconds by the host's own name of a stage, where its pipeline profiler is on.
         prompt_rows: Tokens of its prompt, as counted by the model's own tokenizer; None if it has none.
@@ -95,7 +95,7 @@ class Outcome:
         reason: For all but `warm`.
         requests: How many were sent.
         cold: Of the first request that succeeded.
-        warm: Of the last one, if it compiled nothing and was not the first; the model's cost without the compiler.
+        warm: Of the last one, if it is known to have compiled nothing; the model's cost without the compiler.
         compile_events: In all of its requests.
         compile_s: The same, in seconds.
         peak_memory_mb: The most that one of them took.
@@ -215,7 +215,7 @@ def _warm(shape: Shape, send: Send, budget: Budget, stop: Callable[[], bool]) ->
 
     def outcome(state: State, reason: str = "") -> Outcome:
         done = [(answer, seconds) for answer, seconds in sent if answer.error is None and not answer.gave_up]
-        last = done[-1] if len(done) > 1 and state == "warm" else None
+        last = done[-1] if done and done[-1][0].graphs == 0 else None
         return Outcome(
             shape=shape,
             state=state,
@@ -244,6 +244,8 @@ def _warm(shape: Shape, send: Send, budget: Budget, stop: Callable[[], bool]) ->
         return outcome("gave up", _gave_up(budget))
     if answer.error is not None:
         return outcome("failed", answer.error)
+    if answer.graphs == 0:
+        return outcome("warm")
     most = len(sent) + MOST_REQUESTS - 1
     while len(sent) < most:
         # Hoped for is a request that compiles nothing; one that does is given up when the budget is spent.

@@ -1,4 +1,4 @@
-"""Another plugin, for the serve tests: prints what reached the worker, breaks compiled VAE decode and records events.
+"""Another plugin, for the serve tests: prints what reached the worker, breaks compiled VAE decode and hangs requests.
 
 It is found through PYTHONPATH and loaded by vLLM like any plugin.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +39,20 @@ def _printing(load_model: Callable[..., None]) -> Callable[..., None]:
         found = ", ".join(f"{name}={getattr(self.od_config, field, None)}" for name, field in _SETTINGS.items())
         print(f"PROBE worker {os.getpid()}: {found}", flush=True)
         load_model(self, *args, **kwargs)
+        if os.environ.get("PROBE_HANG_WIDTH"):
+            self.pipeline.forward = _hanging(self.pipeline.forward, int(os.environ["PROBE_HANG_WIDTH"]))
 
     probed.probed = True  # type: ignore[attr-defined]
     return probed
+
+
+def _hanging(forward: Callable[..., Any], width: int) -> Callable[..., Any]:
+    def forward_or_hang(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if batch.sampling_params.width == width:
+            time.sleep(3600)
+        return forward(batch, *args, **kwargs)
+
+    return forward_or_hang
 
 
 def _broken_for_decode(compile_function: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,7 +105,7 @@ def test_few_steps_and_the_models_own_number_if_those_are_refused() -> None:
 
     stage = Stage(answer=refuse)
     (outcome,) = stage.warm(SMALL)
-    assert [steps for _, steps in stage.sent] == [FEW_STEPS, None, None]
+    assert [steps for _, steps in stage.sent] == [FEW_STEPS, None]
     assert outcome.state == "warm"
 
 
