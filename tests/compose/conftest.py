@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.serve.conftest import checkpoint
+from tools.tiny_checkpoints.checkpoint import made
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,16 +35,16 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def klein() -> Path:
     """Flux2-Klein: images."""
-    return checkpoint("klein")
+    return made("klein")
 
 
 @pytest.fixture(scope="session")
 def h3() -> Path:
     """MiniMax-H3, FL2VA partition: video with sound."""
-    return checkpoint("minimax_h3") / "FL2VA"
+    return made("minimax_h3") / "FL2VA"
 
 
 @pytest.fixture(scope="session")
 def qwen_image() -> Path:
     """Qwen-Image, which runs several requests at once."""
-    return checkpoint("qwen_image")
+    return made("qwen_image")

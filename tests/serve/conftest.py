@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def checkpoint(name: str) -> Path:
-    """Return a tiny checkpoint's folder, made on first use."""
-    out = ROOT / ".cache" / "checkpoints" / name
-    subprocess.run([sys.executable, "-m", f"tools.tiny_checkpoints.{name}", str(out)], cwd=ROOT, check=True)
-    return out
+from tools.tiny_checkpoints.checkpoint import made
 
 
 @pytest.fixture(scope="session")
 def klein() -> Path:
     """Flux2-Klein: images."""
-    return checkpoint("klein")
+    return made("klein")
 
 
 @pytest.fixture(scope="session")
 def h3() -> Path:
     """MiniMax-H3, FL2VA partition: video with sound."""
-    return checkpoint("minimax_h3") / "FL2VA"
+    return made("minimax_h3") / "FL2VA"

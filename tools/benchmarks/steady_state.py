@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.serve.server import Server
+from tools.tiny_checkpoints.checkpoint import made
 
 STOCK = "diffusion_cpu,vllm_omni_register_models"
-CHECKPOINTS = Path(".cache/checkpoints")
 # A first start compiles for minutes.
 READY_S = 900.0
 
@@ -42,8 +40,8 @@ def request_video(server: Server) -> None:
 
 
 MODELS: dict[str, tuple[str, tuple[str, ...], Any]] = {
-    "klein": ("klein", (), request_image),
-    "minimax_h3": ("minimax_h3/FL2VA", ("--trust-remote-code",), request_video),
+    "klein": ("", (), request_image),
+    "minimax_h3": ("FL2VA", ("--trust-remote-code",), request_video),
 }
 
 
@@ -55,9 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all samples there")
     arguments = parser.parse_args()
     folder, options, request = MODELS[arguments.model]
-    module = f"tools.tiny_checkpoints.{arguments.model}"
-    subprocess.run([sys.executable, "-m", module, str(CHECKPOINTS / arguments.model)], check=True)
-    checkpoint = (CHECKPOINTS / folder).resolve()
+    checkpoint = made(arguments.model) / folder
     with ExitStack() as stack:
         servers = {
             arm: stack.enter_context(Server(checkpoint, *options, plugins=plugins, ready_timeout_s=READY_S))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,16 +16,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import Qwen2TokenizerFast
 
-DEFAULT_ROOT = Path(__file__).resolve().parents[2] / ".cache" / "checkpoints"
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEFAULT_ROOT = REPOSITORY / ".cache" / "checkpoints"
 MARKER = ".complete"
+
+
+def folder(name: str, version: str) -> Path:
+    """Return where a checkpoint lies by default.
+
+    The version is in the name: a checkpoint that another branch wrote stays, with the servers that have it open.
+    """
+    return DEFAULT_ROOT / f"{name}-{version}"
+
+
+def made(name: str) -> Path:
+    """Return the folder of the checkpoint that a module of this package makes, after a process has made it."""
+    module = importlib.import_module(f"tools.tiny_checkpoints.{name}")
+    subprocess.run([sys.executable, "-m", module.__name__], cwd=REPOSITORY, check=True)
+    return folder(name, module.VERSION)
 
 
 def run(name: str, version: str, write: Callable[[Path], None], arguments: Sequence[str] | None = None) -> Path:
     """Write a checkpoint unless it is there already; the whole command line of a checkpoint module.
 
     Args:
-        name: Folder below `.cache/checkpoints`, used when the command line names none.
-        version: Changes whenever `write` would write something else; recorded in the marker file.
+        name: Of the folder below `.cache/checkpoints` that is used when the command line names none.
+        version: Changes whenever `write` would write something else; part of that folder's name, and recorded in the
+            marker file.
         write: Fills an empty folder.
         arguments: Command line without the program; None for that of the process.
 
@@ -30,7 +50,9 @@ def run(name: str, version: str, write: Callable[[Path], None], arguments: Seque
         The folder with the checkpoint.
     """
     parser = argparse.ArgumentParser(description=f"Write the checkpoint {name}: random weights, no download.")
-    parser.add_argument("out", nargs="?", type=Path, default=DEFAULT_ROOT / name, help="folder (default: %(default)s)")
+    parser.add_argument(
+        "out", nargs="?", type=Path, default=folder(name, version), help="folder (default: %(default)s)"
+    )
     out: Path = parser.parse_args(arguments).out
     marker = out / MARKER
     if marker.is_file() and marker.read_text() == version:

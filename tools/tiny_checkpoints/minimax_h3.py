@@ -1,7 +1,8 @@
-"""A MiniMax-H3 (text or keyframes to video with audio) of 17 MB: `python -m tools.tiny_checkpoints.minimax_h3 [OUT]`.
+"""A MiniMax-H3 (video with audio) of 2 x 17 MB: `python -m tools.tiny_checkpoints.minimax_h3 [OUT]`.
 
-Serve `OUT/FL2VA` with `--trust-remote-code`: as in the real checkpoint, both VAEs are code in the checkpoint. Theirs is
-not public, so `minimax_h3_remote/` holds stand-ins with the contracts that vLLM-Omni uses. The weights of the
+Serve `OUT/FL2VA` (text, or one or two keyframes) or `OUT/Ref2VA` (reference images; videos and sounds, too, where
+ffmpeg is installed) with `--trust-remote-code`: as in the real checkpoint, both VAEs are code in the checkpoint. Theirs
+is not public, so `minimax_h3_remote/` holds stand-ins with the contracts that vLLM-Omni uses. The weights of the
 transformer carry the names and shapes of the installed vLLM-Omni's own module, so this needs an environment with the
 host.
 """
@@ -9,6 +10,7 @@ host.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,10 @@ from tools.tiny_checkpoints.checkpoint import byte_tokenizer, run, write_json
 if TYPE_CHECKING:
     import torch
 
-VERSION = "2"
+VERSION = "3"
 SEED = 0
-PARTITION = "FL2VA"
+# The tasks of each partition; the first one lends the other one everything but the transformer.
+PARTITIONS = {"FL2VA": ["t2va", "fl2va"], "Ref2VA": ["ref2va"]}
 REMOTE_CODE = Path(__file__).with_name("minimax_h3_remote")
 
 # vLLM-Omni's encoder for this model hard-codes the width of the text states.
@@ -62,24 +65,28 @@ def write(out: Path) -> None:
     import torch
 
     torch.manual_seed(SEED)
-    partition = out / PARTITION
-    write_json(
-        partition / "model_index.json",
-        {
-            "_class_name": "MiniMaxH3Pipeline",
-            "_diffusers_version": "0.40.0",
-            "_minimax_h3": {
-                "partition": PARTITION.lower(),
-                "tasks": ["t2va", "fl2va"],
-                "sigma_shift_scales": {"video": 12.0, "audio": 3.0},
+    (first, *_) = PARTITIONS
+    token_ids = _write_tokenizer(out / first)
+    _write_text_encoder(out / first / "text_encoder", token_ids)
+    _write_vaes(out / first)
+    for name in PARTITIONS:
+        if name != first:
+            shutil.copytree(out / first, out / name)
+    for name, tasks in PARTITIONS.items():
+        write_json(
+            out / name / "model_index.json",
+            {
+                "_class_name": "MiniMaxH3Pipeline",
+                "_diffusers_version": "0.40.0",
+                "_minimax_h3": {
+                    "partition": name.lower(),
+                    "tasks": tasks,
+                    "sigma_shift_scales": {"video": 12.0, "audio": 3.0},
+                },
+                "transformer": ["vllm_omni", "MiniMaxH3DiTModel"],
             },
-            "transformer": ["vllm_omni", "MiniMaxH3DiTModel"],
-        },
-    )
-    token_ids = _write_tokenizer(partition)
-    _write_text_encoder(partition / "text_encoder", token_ids)
-    _write_vaes(partition)
-    _write_transformer(partition)
+        )
+    _write_transformers([out / name / "transformer" for name in PARTITIONS])
 
 
 def _write_tokenizer(partition: Path) -> dict[str, int]:
@@ -171,7 +178,7 @@ def _write_vaes(partition: Path) -> None:
         )
 
 
-def _write_transformer(partition: Path) -> None:
+def _write_transformers(folders: Sequence[Path]) -> None:
     """Save random values under the names and shapes of vLLM-Omni's own module, which is built for that on one rank."""
     import torch
     from safetensors.torch import save_file
@@ -182,12 +189,10 @@ def _write_transformer(partition: Path) -> None:
     from vllm_omni.diffusion.forward_context import set_forward_context
     from vllm_omni.diffusion.vllm_config import create_diffusion_vllm_config
 
-    folder = partition / "transformer"
-    write_json(folder / "config.json", TRANSFORMER | {"_class_name": "MiniMaxH3DiTModel"})
     # One rank in one process: an in-memory store in place of a port.
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     od_config = OmniDiffusionConfig(
-        model=str(partition),
+        model=str(folders[0].parent),
         model_class_name="MiniMaxH3Pipeline",
         tf_model_config=TransformerConfig.from_dict(TRANSFORMER),
     )
@@ -203,12 +208,14 @@ def _write_transformer(partition: Path) -> None:
         # From 0.30 on it also knows the names of a Diffusers checkpoint; before, there were its own alone.
         native = {"diffusers_weights": False} if "diffusers_weights" in signature(MiniMaxH3DiTModel).parameters else {}
         model = MiniMaxH3DiTModel(od_config, **native)
-    torch.manual_seed(SEED)
     named: dict[str, torch.Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
-    save_file(
-        {name: _initial(name, tensor).to(tensor.dtype).contiguous() for name, tensor in named.items()},
-        folder / "diffusion_pytorch_model.safetensors",
-    )
+    for index, folder in enumerate(folders):
+        write_json(folder / "config.json", TRANSFORMER | {"_class_name": "MiniMaxH3DiTModel"})
+        torch.manual_seed(SEED + index)
+        save_file(
+            {name: _initial(name, tensor).to(tensor.dtype).contiguous() for name, tensor in named.items()},
+            folder / "diffusion_pytorch_model.safetensors",
+        )
     torch.distributed.destroy_process_group()
 
 

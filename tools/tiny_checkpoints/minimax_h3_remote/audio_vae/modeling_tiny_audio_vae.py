@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 CHANNELS = 32
@@ -21,6 +22,10 @@ class Model(nn.Module):
         self.pre_block = nn.Identity()
         self.mean_proj = nn.Conv1d(CHANNELS, CHANNELS, 1)
         self.decoder = nn.ConvTranspose1d(CHANNELS, 1, HOP, stride=HOP)
+
+    def preprocess(self, waveform: torch.Tensor, sample_rate: int) -> torch.Tensor:
+        """[batch, 1, samples], filled up to whole latent frames."""
+        return F.pad(waveform, (0, -waveform.shape[-1] % HOP))
 
 
 class TinyVAE(nn.Module):

@@ -1,7 +1,7 @@
 """Stand-in for MiniMax-H3's video VAE: 16x in space, 4x in time, a transformer decoder, random weights.
 
 It has the names that vLLM-Omni reaches for (`model.encoder`, `model.decoder.transformer_blocks`, `decode_base`,
-`encode_images`, ...) and, like the real one, decodes a video clip by clip.
+`encode_images`, `encode_videos`, ...) and, like the real one, works on a video clip by clip.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SPACE = 16
 TIME = 4
 # A clip of 5 latent frames is 17 frames of video, and the 2 latent frames at the end are 5: 5 n + 2 make 17 n + 5.
 CLIP_LATENT_FRAMES = 5
+CLIP_FRAMES = 1 + TIME * (CLIP_LATENT_FRAMES - 1)
 SEED = 1
 
 
@@ -110,9 +111,9 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vae_ratio = SPACE
-        self.clip_length = 17
+        self.clip_length = CLIP_FRAMES
         self.parallel_tiling = False
-        # A frame at a time: temporal compression matters to the row arithmetic of decoding only.
+        # A frame at a time; `encode_videos` takes the mean over those of one latent frame.
         self.encoder = nn.Conv3d(3, CHANNELS, (1, SPACE, SPACE), stride=(1, SPACE, SPACE))
         self.quant_conv = nn.Conv3d(CHANNELS, CHANNELS, 1)
         self.post_quant_conv = nn.Conv3d(CHANNELS, CHANNELS, 1)
@@ -132,6 +133,27 @@ class Model(nn.Module):
             pixels = torch.from_numpy(np.array(image.convert("RGB"))).to(device=weight.device, dtype=weight.dtype)
             frame = (pixels / 127.5 - 1).permute(2, 0, 1)[None, :, None]
             latent = self.quant_conv(self.encoder(frame))[0]
+            latents.append(latent.half() if use_fp16_latent else latent)
+        return latents
+
+    def encode_videos(self, videos: Any, use_fp16_latent: bool = False) -> list[torch.Tensor]:
+        """Encode one video or several, each to a latent [CHANNELS, t, height / 16, width / 16].
+
+        A video is an array of bytes [frames, height, width, 3], or a tensor [3, frames, height, width] in -1 to 1.
+        """
+        weight = self.encoder.weight
+        latents = []
+        for video in videos if isinstance(videos, (list, tuple)) else [videos]:
+            if isinstance(video, np.ndarray):
+                video = torch.from_numpy(video).permute(3, 0, 1, 2) / 127.5 - 1
+            pixels = video.to(device=weight.device, dtype=weight.dtype)
+            # As in decoding, the first frame of a clip stands alone.
+            clips = [
+                part.mean(dim=1, keepdim=True)
+                for clip in pixels.split(CLIP_FRAMES, dim=1)
+                for part in (clip[:, :1], *(clip[:, 1:].split(TIME, dim=1) if clip.shape[1] > 1 else ()))
+            ]
+            latent = self.quant_conv(self.encoder(torch.cat(clips, dim=1)[None]))[0]
             latents.append(latent.half() if use_fp16_latent else latent)
         return latents
 
