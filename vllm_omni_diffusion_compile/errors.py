@@ -5,8 +5,11 @@ DiffusionCompileError
 ├── GraftError        vLLM-Omni is not what a graft expects
 │   └── ...           names target, expected and found; nothing of the target's module has been touched
 ├── ComponentError    a pipeline declares a component that does not exist
+├── RequestError      a request, or one line of a trace of requests, that cannot be served as it asks
 └── RankFailedError   a compiled region failed on one rank after it had communicated with the others
 """
+
+from typing import Literal
 
 
 class DiffusionCompileError(Exception):
@@ -36,6 +39,19 @@ class GraftError(DiffusionCompileError, RuntimeError):
 
 class ComponentError(DiffusionCompileError, AttributeError):
     """A declared path that resolves to nothing. The message names the path and the part that is missing."""
+
+
+class RequestError(DiffusionCompileError, ValueError):
+    """A request that cannot be served as it asks. The message names the key, its value and what was expected.
+
+    Args:
+        message: For the one who sent the request.
+        status: What HTTP answers: 400 for what is wrong, 413 for what is too large.
+    """
+
+    def __init__(self, message: str, *, status: Literal[400, 413] = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RankFailedError(DiffusionCompileError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from vllm_omni_diffusion_compile.settings.config import DiffusionCompileConfig
 from vllm_omni_diffusion_compile.settings.names import CONFIG, NAMES, OWN, VAE
+from vllm_omni_diffusion_compile.settings.pad_seq_buckets import MAX_ROWS, ROW_ALIGN, PadSeqBuckets, aligned
 from vllm_omni_diffusion_compile.settings.reading import KEYS, merged, plain_config, read_config
 from vllm_omni_diffusion_compile.settings.stage import (
     DiffusionCompileSettings,
@@ -12,11 +13,15 @@ from vllm_omni_diffusion_compile.settings.stage import (
 __all__ = [
     "CONFIG",
     "KEYS",
+    "MAX_ROWS",
     "NAMES",
     "OWN",
+    "ROW_ALIGN",
     "VAE",
     "DiffusionCompileConfig",
     "DiffusionCompileSettings",
+    "PadSeqBuckets",
+    "aligned",
     "effective_recompile_limit",
     "merged",
     "plain_config",

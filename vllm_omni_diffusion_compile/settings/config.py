@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from vllm_omni_diffusion_compile.settings.pad_seq_buckets import PadSeqBuckets
+
 # Backends to which `mode` means something.
 _INDUCTOR = ("auto", "inductor")
 _CUDA_GRAPHS = "CUDA graphs, whose outputs live in buffers that the next call overwrites"
@@ -54,6 +56,14 @@ class DiffusionCompileConfig(BaseModel):
         "torch's own limit, and with `diffusion_compile_dynamic` off, where every shape is compiled by itself, "
         f"{STATIC_RECOMPILE_LIMIT}.",
         json_schema_extra={"values": "a whole number of at least 1, or unset"},
+    )
+
+    pad_seq_buckets: PadSeqBuckets | None = Field(
+        default=None,
+        description="MiniMax-H3 alone: the packed lengths, in rows, that requests are padded to. A request that does "
+        "not pin its own gets the shortest one that holds it, so that no more lengths are compiled than are listed. "
+        "Either a list, or a mapping of the keys below. Unset, each request is padded to the next multiple of 64.",
+        json_schema_extra={"values": "a list of multiples of 64, a mapping of the keys below, or unset"},
     )
 
     @property
