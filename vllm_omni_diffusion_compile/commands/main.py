@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_omni_diffusion_compile import __version__
+from vllm_omni_diffusion_compile.commands import buckets
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -33,7 +34,9 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS: Mapping[str, Command] = {}
+COMMANDS: Mapping[str, Command] = {
+    "buckets": Command(help=buckets.HELP, add_arguments=buckets.add_arguments, run=buckets.run),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
