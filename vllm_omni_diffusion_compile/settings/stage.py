@@ -73,10 +73,12 @@ class DiffusionCompileSettings(BaseModel):
 
 def effective_recompile_limit(settings: DiffusionCompileSettings) -> int | None:
     """Return how often torch may compile one region; None leaves torch's own limit as it is."""
-    limit = settings.diffusion_compile_config.recompile_limit
-    if limit is None and not settings.diffusion_compile_dynamic:
-        return STATIC_RECOMPILE_LIMIT
-    return limit
+    config = settings.diffusion_compile_config
+    if config.recompile_limit is None and not settings.diffusion_compile_dynamic:
+        # A region is compiled for each bucket, and for each number of timesteps in a request: three at most.
+        buckets = 0 if config.pad_seq_buckets is None else len(config.pad_seq_buckets.rows)
+        return max(STATIC_RECOMPILE_LIMIT, 3 * buckets)
+    return config.recompile_limit
 
 
 def refuse_near_misses(names: Iterable[str], known: Iterable[str] = ()) -> None:
