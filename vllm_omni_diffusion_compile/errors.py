@@ -7,10 +7,13 @@ DiffusionCompileError
 ├── WarmupError       a declared shape that the server was to be warm for could not be warmed
 ├── ReportError       a report on a start that is not there, or none
 ├── ComponentError    a pipeline declares a component that does not exist
+├── RequestError      a request, or one line of a trace of requests, that cannot be served as it asks
 ├── RankFailedError   a compiled region failed on one rank after it had communicated with the others
 ├── BundleError       a bundle of compiled artifacts that is damaged, foreign, or not what it says it is
 └── UnsafeDirectoryError   a place for compiled artifacts that others can write
 """
+
+from typing import Literal
 
 
 class DiffusionCompileError(Exception):
@@ -48,6 +51,19 @@ class WarmupError(DiffusionCompileError, RuntimeError):
 
 class ReportError(DiffusionCompileError, ValueError):
     """A file or an address that gives no report on a start."""
+
+
+class RequestError(DiffusionCompileError, ValueError):
+    """A request that cannot be served as it asks. The message names the key, its value and what was expected.
+
+    Args:
+        message: For the one who sent the request.
+        status: What HTTP answers: 400 for what is wrong, 413 for what is too large.
+    """
+
+    def __init__(self, message: str, *, status: Literal[400, 413] = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RankFailedError(DiffusionCompileError, RuntimeError):

@@ -60,7 +60,9 @@ def test_registered_first_and_registered_late_end_alike() -> None:
         import vllm.engine.arg_utils, vllm_omni.diffusion.worker.diffusion_worker, vllm_omni.diffusion.diffusion_engine
         import vllm_omni.entrypoints.cli.serve, vllm_omni.config.config_factory, vllm_omni.engine.async_omni_engine
         import vllm_omni.diffusion.inline_stage_diffusion_client, vllm_omni.diffusion.stage_diffusion_client
-        import vllm_omni.metrics.prometheus
+        import vllm_omni.metrics.prometheus, vllm_omni.diffusion.models.minimax_h3.pipeline_minimax_h3
+        import vllm_omni.entrypoints.async_omni, vllm_omni.entrypoints.omni
+        import vllm_omni.entrypoints.openai.serving_video, vllm_omni.entrypoints.openai.serving_chat
         from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS
         def snapshot():
             "Every attribute of everything that a graft touches, by identity."

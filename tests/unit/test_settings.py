@@ -40,6 +40,7 @@ def test_the_defaults_are_those_of_the_release_and_vae_on() -> None:
             "vae_scope": "decode",
             "cache_dir": None,
             "warmup": {"shapes": [], "budget_s": None, "on_failure": "serve", "report_path": None},
+            "pad_seq_buckets": None,
         },
     }
 
@@ -64,6 +65,9 @@ def test_wrong_values_and_unknown_names_are_refused(wrong: dict[str, object]) ->
         {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"},
         {"mode": "max-autotune-no-cudagraphs", "infer_regions": False, "recompile_limit": 1},
         {"backend": "eager", "mode": "default", "recompile_limit": None},
+        {"pad_seq_buckets": [16384, 32768]},
+        {"pad_seq_buckets": {"lengths": [16384, 32768], "over": "reject"}},
+        {"pad_seq_buckets": {"from": 16384, "to": 65536, "waste": 0.06}},
     ],
 )
 def test_a_good_mapping_is_kept_as_it_was_given(config: dict[str, Any]) -> None:

@@ -142,8 +142,10 @@ def render_options(settings: type[BaseModel]) -> str:
 
 def _mapping(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model that owns a field's keys, if the field is a mapping."""
-    annotation: Any = field.annotation
-    return annotation if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else None
+    for annotation in (field.annotation, *typing.get_args(field.annotation)):
+        if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+            return annotation
+    return None
 
 
 def _keys(mapping: type[BaseModel]) -> list[str]:
@@ -156,12 +158,13 @@ def _rows(mapping: type[BaseModel], prefix: str) -> Iterator[str]:
     for key, field in mapping.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         inner = _mapping(field)
-        default = "{}" if inner else _yaml(field.get_default(call_default_factory=True))
+        default = _yaml(field.get_default(call_default_factory=True)) if not inner or field.default is None else "{}"
         values = extra.get("values") or ("a mapping of the keys below" if inner else _values(field.annotation))
-        cells = (f"`{prefix}{key}`", str(values), f"`{default}`", _sentence(field.description or ""))
+        name = f"{prefix}{field.alias or key}"
+        cells = (f"`{name}`", str(values), f"`{default}`", _sentence(field.description or ""))
         yield f"| {' | '.join(map(_cell, cells))} |"
         if inner:
-            yield from _rows(inner, f"{prefix}{key}.")
+            yield from _rows(inner, f"{name}.")
 
 
 def _target(row: Graft) -> str:

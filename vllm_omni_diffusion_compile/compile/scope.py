@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -51,7 +51,9 @@ class ScopeOutcome:
     error: Exception | None = None
 
 
-def compile_component(component: nn.Module, path: str, *, scope: Scope, protect: Protect, infer: bool) -> ScopeOutcome:
+def compile_component(  # noqa: PLR0913 - each is one decision of its caller
+    component: nn.Module, path: str, *, scope: Scope, protect: Protect, infer: bool, eager: Collection[str] = ()
+) -> ScopeOutcome:
     """Set a component up to be compiled at its first call: all of it or nothing.
 
     Args:
@@ -61,18 +63,20 @@ def compile_component(component: nn.Module, path: str, *, scope: Scope, protect:
         scope: `regional` or `full`.
         protect: See `Protect`.
         infer: Whether to infer the blocks of a component that declares none.
+        eager: Classes of blocks that are left as they are in regional scope.
     """
     if scope == "full":
         return _compile_all(component, path, protect)
     regions, inferred, reason = _regions(component, infer)
+    regions = [region for region in regions if region.cls not in eager]
     if not regions:
         return ScopeOutcome(path=path, scope=scope, reason=reason)
     try:
         forwards = [(region, *_compiled(region, protect)) for region in regions]
     except Exception as error:  # noqa: BLE001 - nothing was assigned yet, so eager is what is there
         return ScopeOutcome(path=path, scope=scope, reason="torch.compile could not be set up", error=error)
-    for region, eager, forward in forwards:
-        _replace_forward(region.module, eager, forward)
+    for region, before, forward in forwards:
+        _replace_forward(region.module, before, forward)
     counts = Counter(region.cls for region in regions)
     return ScopeOutcome(path=path, scope=scope, regions=dict(counts), inferred=inferred)
 

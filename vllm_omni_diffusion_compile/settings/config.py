@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from vllm_omni_diffusion_compile.settings.pad_seq_buckets import PadSeqBuckets
 from vllm_omni_diffusion_compile.settings.warmup import WarmupConfig
 
 # Backends to which `mode` means something.
@@ -91,6 +92,14 @@ class DiffusionCompileConfig(BaseModel):
         "device: `flash` (FlashAttention-4, on Hopper with vLLM-Omni's extra `fa4`), `flex` (FlexAttention, on CUDA "
         "and CPU) or `mindie` (MindIE-SD, on Ascend NPU); it also leaves attention dense where sparse attention is not "
         "expected to be faster. `reference` is slow and for comparison.",
+    )
+
+    pad_seq_buckets: PadSeqBuckets | None = Field(
+        default=None,
+        description="MiniMax-H3 alone: the packed lengths, in rows, that requests are padded to. A request that does "
+        "not pin its own gets the shortest one that holds it, so that no more lengths are compiled than are listed. "
+        "Either a list, or a mapping of the keys below. Unset, each request is padded to the next multiple of 64.",
+        json_schema_extra={"values": "a list of multiples of 64, a mapping of the keys below, or unset"},
     )
 
     @property

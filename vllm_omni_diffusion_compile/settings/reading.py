@@ -81,6 +81,13 @@ _EXPECTED = {
     "list_type": "a list",
     "model_type": "a mapping",
     "string_type": "a text",
+    "too_short": "at least one entry",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
 }
 
 
@@ -97,21 +104,21 @@ def explain(error: ValidationError, model: type[BaseModel], named: str = "") -> 
         kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
         path = _path(named, detail["loc"] if kind != "invalid_key" else (*detail["loc"][:-1], str(detail["loc"][-1])))
         if kind in ("extra_forbidden", "invalid_key"):
-            lines.append(_unknown(path, str(detail["loc"][-1]), tuple(_model_at(model, detail["loc"]).model_fields)))
+            lines.append(_unknown(path, str(detail["loc"][-1]), _keys_of(_model_at(model, detail["loc"]))))
         elif kind == "missing":
             lines.append(f"{path} is missing from {_found(found)}")
         elif kind == "value_error":
-            lines.append(f"{path} is {found!r}, {context['error']}" if detail["loc"] else f"{path}: {context['error']}")
-        else:
-            expected = (
-                context["expected"]
-                if kind == "literal_error"
-                else f"at least {context['ge']}"
-                if kind == "greater_than_equal"
-                else f"a number above {context['gt']:g}"
-                if kind == "greater_than"
-                else _EXPECTED.get(kind, detail["msg"])
+            lines.append(
+                f"{path} is {_shown(found)}, {context['error']}" if detail["loc"] else f"{path}: {context['error']}"
             )
+        else:
+            if kind == "literal_error":
+                expected = context["expected"]
+            elif kind in _BOUNDS:
+                words, bound = _BOUNDS[kind]
+                expected = f"{words} {context[bound]}"
+            else:
+                expected = _EXPECTED.get(kind, detail["msg"])
             lines.append(f"{path} is {_found(found)}, expected {expected}; leave it out for the default")
     return "; ".join(lines)
 
@@ -126,10 +133,15 @@ def _path(named: str, location: tuple[int | str, ...]) -> str:
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
     """Return the innermost mapping on the way to a place."""
     for part in location[:-1]:
-        field = model.model_fields.get(str(part))
+        field = next((field for name, field in model.model_fields.items() if part in (name, field.alias)), None)
         if field is not None:
             model = next(_models_in(field.annotation), model)
     return model
+
+
+def _keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """Return the keys as a user types them: `from` is the field `from_`."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -150,6 +162,10 @@ def _unknown(path: str, key: str, known: tuple[str, ...]) -> str:
 
 def _found(value: object) -> str:
     """Show a value with its type where the value alone does not say it."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    shown = _shown(value)
     return shown if value is None or isinstance(value, (bool, int, float)) else f"{shown} ({type(value).__name__})"
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

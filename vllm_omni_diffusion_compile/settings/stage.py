@@ -104,6 +104,9 @@ def declares_shapes(settings: DiffusionCompileSettings) -> bool:
 
 
 def declared_recompile_limit(settings: DiffusionCompileSettings) -> int:
-    """Return how often torch may compile what has a graph for each declared shape."""
+    """Return how often torch may compile what has a graph for each declared shape, or for each bucket."""
     config = settings.diffusion_compile_config
-    return config.recompile_limit or max(STATIC_RECOMPILE_LIMIT, RECOMPILATIONS_PER_SHAPE * len(config.warmup.shapes))
+    # A region is compiled for each bucket, and for each number of timesteps in a request: three at most.
+    buckets = 0 if config.pad_seq_buckets is None else len(config.pad_seq_buckets.rows)
+    shapes = RECOMPILATIONS_PER_SHAPE * len(config.warmup.shapes)
+    return config.recompile_limit or max(STATIC_RECOMPILE_LIMIT, shapes, 3 * buckets)

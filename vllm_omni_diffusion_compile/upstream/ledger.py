@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
 from vllm_omni_diffusion_compile.upstream import (
+    api,
     attention,
     cache,
     cli,
@@ -20,6 +21,7 @@ from vllm_omni_diffusion_compile.upstream import (
     engine,
     execution,
     metrics,
+    minimax_h3,
     model_runner,
     report_route,
     shapes,
@@ -315,7 +317,7 @@ _CACHE = (
         parameters=("self",),
         why="Torch keeps what it compiles in the folder for temporary files, which no restart of a container outlives. "
         "Before the first compilation it is told to use a private folder, with what an earlier start has kept.",
-        upstream="none yet",
+        upstream="none yet: the release leaves torch's cache where torch puts it",
         remove_when="the release keeps compiled artifacts of diffusion models",
     ),
 )
@@ -327,7 +329,7 @@ _SCOPES = (
         parameters=("self",),
         why="Inductor's compile workers take seconds to start, and until they answer torch compiles the kernels of the "
         "first graph one by one. They start while the weights are loaded.",
-        upstream="none yet",
+        upstream="none yet: the release leaves it to the first compilation",
         remove_when="the release starts them",
     ),
     Graft(
@@ -506,6 +508,104 @@ _ATTENTION = (
     ),
 )
 
+_NO_BUCKETS = "none yet: no release chooses a packed length by itself"
+_HAS_BUCKETS = "the release pads MiniMax-H3 requests to lengths that the server states"
+_NO_CHECK = "none yet: 0.30.0 checks pad_seq_len in the worker, after the encoders ran, and loses the status on the way"
+_HAS_CHECK = "the oldest supported release checks pad_seq_len where requests come in"
+_H3 = "vllm_omni.diffusion.models.minimax_h3.pipeline_minimax_h3"
+_H3_PIPELINE = f"{_H3}:MiniMaxH3Pipeline"
+_OPENAI = "vllm_omni.entrypoints.openai"
+
+_PACKED_LENGTH = (
+    Graft(
+        target=f"{_H3_PIPELINE}.__init__",
+        make=minimax_h3.read_buckets,
+        parameters=("self", "od_config"),
+        why="Reads pad_seq_buckets, and refuses at the start what the ranks of sequence parallelism cannot share.",
+        upstream=_NO_BUCKETS,
+        remove_when=_HAS_BUCKETS,
+    ),
+    Graft(
+        target=f"{_H3_PIPELINE}.forward",
+        make=minimax_h3.hold_for_request,
+        parameters=("self", "request"),
+        why="A request's own pin and the server's buckets are needed where it is packed, which sees neither; a bad pin "
+        "is refused here before anything is encoded.",
+        upstream=_NO_BUCKETS,
+        remove_when=_HAS_BUCKETS,
+    ),
+    Graft(
+        target=f"{_H3_PIPELINE}.prepare_encode",
+        make=minimax_h3.hold_for_steps,
+        parameters=("self", "state"),
+        why="As above, for a server that runs single steps.",
+        upstream=_NO_BUCKETS,
+        remove_when=_HAS_BUCKETS,
+    ),
+    *(
+        Graft(
+            target=f"{_H3}:{packer}",
+            make=minimax_h3.pad_packed,
+            parameters=("text_len", "latent_t", "latent_h", "latent_w", "audio_t"),
+            why="Each prompt length has a packed length of its own, which is compiled by itself with static shapes. "
+            "Here a request gets the shortest bucket that holds it; 0.28.0 gets the pin of 0.30.0.",
+            upstream=_NO_BUCKETS,
+            remove_when=_HAS_BUCKETS,
+        )
+        for packer in ("minimax_h3_packed_sequence", "minimax_h3_packed_sequence_ref2va_blocks")
+    ),
+    Graft(
+        target="vllm_omni.diffusion.worker.diffusion_worker:DiffusionWorker.execute_model",
+        make=minimax_h3.answer_refusals,
+        parameters=("self", "req", "od_config"),
+        why="The executors keep only the text of what a worker raises, so a pin that the prompt makes too small was "
+        "answered as a server error. An output with an error keeps its status.",
+        upstream=_NO_CHECK,
+        remove_when="the executors keep the status of a client's error",
+    ),
+    Graft(
+        target=f"{_OPENAI}.serving_video:OmniOpenAIServingVideo.__init__",
+        make=api.remember_engine,
+        parameters=("self", "engine_client"),
+        why="A video request is checked where it is made, which knows nothing of the served model.",
+        upstream=_NO_CHECK,
+        remove_when=_HAS_CHECK,
+    ),
+    Graft(
+        target=f"{_OPENAI}.protocol.videos:VideoGenerationRequest.__init__",
+        make=api.check_video_request,
+        parameters=("self",),
+        why="The first that both video endpoints make of a form, and the streaming one of a message: before references "
+        "are downloaded or stored, and before a job is queued.",
+        upstream=_NO_CHECK,
+        remove_when=_HAS_CHECK,
+    ),
+    Graft(
+        target=f"{_OPENAI}.serving_chat:OmniOpenAIServingChat.create_chat_completion",
+        make=api.check_chat,
+        parameters=("self", "request"),
+        why="A chat request is checked before its media are loaded.",
+        upstream=_NO_CHECK,
+        remove_when=_HAS_CHECK,
+    ),
+    Graft(
+        target="vllm_omni.entrypoints.async_omni:AsyncOmni.generate",
+        make=api.check_async,
+        parameters=("self", "prompt", "sampling_params"),
+        why="Whatever else comes in over HTTP passes here before it is queued.",
+        upstream=_NO_CHECK,
+        remove_when=_HAS_CHECK,
+    ),
+    Graft(
+        target="vllm_omni.entrypoints.omni:Omni.generate",
+        make=api.check_offline,
+        parameters=("self", "prompts", "sampling_params_list"),
+        why="A program that uses Omni gets the error at once, and its engine stays open.",
+        upstream=_NO_CHECK,
+        remove_when=_HAS_CHECK,
+    ),
+)
+
 GRAFTS: tuple[Graft, ...] = (
     *_FIELDS,
     *_CONSTANTS,
@@ -519,4 +619,5 @@ GRAFTS: tuple[Graft, ...] = (
     *_SHAPES,
     *_EVENTS,
     *_ATTENTION,
+    *_PACKED_LENGTH,
 )
