@@ -487,3 +487,44 @@ def test_a_terminal_shows_shape_seconds_and_compile_events(
     # The bar is instead of the lines, the table comes all the same.
     assert "Warming up with" not in caplog.text and "Declared shapes, warm in" in caplog.text
     LOG.clear()
+
+
+@pytest.mark.parametrize(
+    ("model", "dynamic", "warmed"),
+    [
+        ("/models/MiniMax-H3/FL2VA", True, [("t2va", 0, 1024), ("t2va", 0, 704)]),
+        (
+            "/models/MiniMax-H3/FL2VA", False,
+            [("t2va", 0, 1024), ("fl2va", 1, 1024), ("t2va", 0, 704), ("fl2va", 1, 704)],
+        ),
+    ],
+)  # fmt: skip
+def test_each_bucket_is_warmed_where_no_shapes_are_declared(
+    build: Callable[..., Any], model: str, dynamic: bool, warmed: list[tuple[str, int, int]]
+) -> None:
+    buckets = {"diffusion_compile_config": {"pad_seq_buckets": [704, 1024]}}
+    engine = build({}, model=model, diffusion_compile_dynamic=dynamic, **buckets)
+    engine.run_startup_warmup()
+    asked = []
+    for request in engine.requests:
+        arguments = request.sampling_params.extra_args
+        pictures = (request.prompt.get("multi_modal_data") or {}).get("image")
+        asked.append((arguments["task"], 0 if pictures is None else 1, arguments["pad_seq_len"]))
+    assert list(dict.fromkeys(asked)) == warmed
+
+
+def test_declared_shapes_are_warmed_instead_of_buckets(build: Callable[..., Any]) -> None:
+    config = {"pad_seq_buckets": [640, 1024], "warmup": {"shapes": ["128x64"]}}
+    engine = build({}, diffusion_compile_config=config)
+    engine.run_startup_warmup()
+    assert set(sizes(engine)) == {(128, 64)}
+
+
+def test_buckets_of_another_model_are_said_to_be_without_effect(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"pad_seq_buckets": [640, 1024]}
+    engine = build({}, model_class_name="Flux2KleinPipeline", diffusion_compile_config=config)
+    engine.run_startup_warmup()
+    assert engine.requests == []
+    assert "diffusion_compile_config.pad_seq_buckets has no effect: Flux2KleinPipeline" in caplog.text

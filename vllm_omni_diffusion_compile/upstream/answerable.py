@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileConfig, WarmupConfig, read_config
+from vllm_omni_diffusion_compile.settings import (
+    CONFIG,
+    DiffusionCompileConfig,
+    PadSeqBuckets,
+    Shape,
+    WarmupConfig,
+    read_config,
+)
+
+if TYPE_CHECKING:
+    from vllm_omni_diffusion_compile.packed_length.rows import Task
 
 PROMPT = "a photograph of a lighthouse at dusk, waves against the rocks, warm light in the windows"
 
@@ -28,9 +38,46 @@ def extra_args(model: str | None, stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warmup_of(config: Any) -> WarmupConfig:
-    """Return what a stage's configuration says of warmup; nothing, if it is not one that could say anything."""
+    """Return what a stage's configuration says of warmup; nothing, if it is not one that could say anything.
+
+    Where it declares no shapes and has buckets of packed lengths, the shapes are those that have each bucket compiled.
+    """
     value = getattr(config, CONFIG, None)
-    return read_config(value).warmup if isinstance(value, (Mapping, DiffusionCompileConfig)) else WarmupConfig()
+    if not isinstance(value, (Mapping, DiffusionCompileConfig)):
+        return WarmupConfig()
+    said = read_config(value)
+    if said.warmup.shapes or said.pad_seq_buckets is None or not has_packed_length(config):
+        return said.warmup
+    return said.warmup.model_copy(update={"shapes": list(_bucket_shapes(config, said.pad_seq_buckets))})
+
+
+def has_packed_length(config: Any) -> bool:
+    """Whether a stage serves the model that buckets are for."""
+    return str(getattr(config, "model_class_name", "")).startswith("MiniMaxH3")
+
+
+def _bucket_shapes(config: Any, setting: PadSeqBuckets) -> Iterator[Shape]:
+    from vllm_omni_diffusion_compile.packed_length.buckets import Buckets
+    from vllm_omni_diffusion_compile.packed_length.warm import IMAGE_SIZE, warm_requests
+
+    for request in warm_requests(Buckets.of(setting), _tasks(config)):
+        yield Shape(
+            width=request.shape.width,
+            height=request.shape.height,
+            frames=request.shape.frames,
+            steps=request.steps,
+            images=[f"{IMAGE_SIZE}x{IMAGE_SIZE}"] * request.images or 0,
+            extra_args=request.extra_args,
+        )
+
+
+def _tasks(config: Any) -> tuple[Task, ...]:
+    """The tasks that the served partition of MiniMax-H3 answers, as far as each is compiled by itself."""
+    folder = str(getattr(config, "model", "")).rstrip("/").rpartition("/")[2].lower()
+    if "ref2va" in (folder, str(getattr(config, "task_type", "")).lower()):
+        return ("ref2va",)
+    # With keyframes a request has a timestep more, which only static shapes compile by itself.
+    return ("t2va",) if getattr(config, "diffusion_compile_dynamic", True) is not False else ("t2va", "fl2va")
 
 
 def why_no_request(config: Any) -> str | None:

@@ -17,9 +17,15 @@ from typing import Any
 from vllm_omni_diffusion_compile import __version__
 from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.errors import WarmupError
-from vllm_omni_diffusion_compile.settings import NAMES, Shape, WarmupConfig
+from vllm_omni_diffusion_compile.settings import CONFIG, NAMES, Shape, WarmupConfig
 from vllm_omni_diffusion_compile.upstream import reporting
-from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, extra_args, warmup_of, why_no_request
+from vllm_omni_diffusion_compile.upstream.answerable import (
+    PROMPT,
+    extra_args,
+    has_packed_length,
+    warmup_of,
+    why_no_request,
+)
 from vllm_omni_diffusion_compile.upstream.execution import DECLARED
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
@@ -38,6 +44,7 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
     @functools.wraps(run_startup_warmup)
     def with_declared_shapes(self: Any) -> None:
         config = warmup_of(self.od_config)
+        _say_without_effect(self.od_config)
         budget = Budget(config.budget_s)
         run_startup_warmup(self)
         if not config.shapes and config.report_path is None:
@@ -51,6 +58,15 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
             _refuse(self, outcomes)
 
     return with_declared_shapes
+
+
+def _say_without_effect(config: Any) -> None:
+    settings = getattr(config, CONFIG, None) or {}
+    if isinstance(settings, dict) and settings.get("pad_seq_buckets") and not has_packed_length(config):
+        logger.warning(
+            "%s.pad_seq_buckets has no effect: %s has no packed sequence. It is for MiniMax-H3 alone.",
+            CONFIG, getattr(config, "model_class_name", None),
+        )  # fmt: skip
 
 
 def _about(engine: Any) -> dict[str, Any]:

@@ -20,6 +20,8 @@ _USUAL = ("transformer", "transformer_2")
 _USED_ROWS = "L['max_seqlen']"
 _OF_PROMPT_ROWS = ("MiniMaxH3TokenRefinerBlock",)
 
+# On a pipeline: what of its blocks' arguments is dynamic whatever the setting.
+_DYNAMIC = "_diffusion_compile_dynamic_source"
 # On a pipeline: the ranks that run it in lockstep.
 _RANKS = "_diffusion_compile_ranks"
 
@@ -77,13 +79,18 @@ def workers_while_loading(load_model: Callable[..., None]) -> Callable[..., None
 
 
 def agree_before(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Between two requests all ranks learn what has failed to compile on one of them."""
+    """Between two requests all ranks learn what has failed to compile on one of them.
+
+    It is also the last that runs in the thread which computes, before it does.
+    """
 
     @functools.wraps(execute)
     def agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
         ranks = getattr(self.pipeline, _RANKS, None)
         if ranks is not None:
             ranks.agree()
+        if (source := getattr(self.pipeline, _DYNAMIC, None)) is not None:
+            _take_as_dynamic(source)
         return execute(self, *args, **kwargs)
 
     return agreed
@@ -111,6 +118,8 @@ def _named(pipeline: Any) -> Sequence[str]:
 
 def _compile_named(pipeline: Any, attr_name: str, od_config: Any) -> None:
     settings = DiffusionCompileSettings.of(od_config)
+    if _pads_prompts(settings):
+        setattr(pipeline, _DYNAMIC, _USED_ROWS)
     for path, component in _components(pipeline, attr_name, settings):
         _compile(path, component, settings, _ranks(pipeline, getattr(od_config, "parallel_config", None)))
 
@@ -172,7 +181,7 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
 
     scope, config = settings.diffusion_compile_granularity, settings.diffusion_compile_config
     protect = Protect(path, component, settings, ranks, _logger())
-    eager = _follow_the_prompt(settings)
+    eager = _OF_PROMPT_ROWS if _pads_prompts(settings) else ()
     outcome = compile_component(component, path, scope=scope, protect=protect, infer=config.infer_regions, eager=eager)
     log = _logger()
     if outcome.error is not None:
@@ -204,24 +213,24 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
         )  # fmt: skip
 
 
-def _follow_the_prompt(settings: DiffusionCompileSettings) -> Sequence[str]:
-    """With buckets and static shapes, keep what has no bucket from being compiled for each prompt length.
+def _pads_prompts(settings: DiffusionCompileSettings) -> bool:
+    """Whether what follows the prompt's length has to be kept from being compiled for each of them.
 
     MiniMax-H3's blocks get the rows of the prompt and the video, padded to a bucket, and beside them how many are not
-    padding: a number that only the attention kernel reads, and that Dynamo would compile anew for. Its token refiner
-    works on the prompt's rows alone, before they are padded: a few rows, in a hundredth of the time.
-
-    Returns:
-        Names of classes whose blocks are left eager.
+    padding: a number that only the attention kernel reads, and that Dynamo would compile anew for with static shapes.
+    Its token refiner works on the prompt's rows alone, before they are padded: a few rows, in a hundredth of the time.
     """
-    if settings.diffusion_compile_dynamic or settings.diffusion_compile_config.pad_seq_buckets is None:
-        return ()
+    static = not settings.diffusion_compile_dynamic
+    return static and settings.diffusion_compile_config.pad_seq_buckets is not None
+
+
+def _take_as_dynamic(source: str) -> None:
+    """Have Dynamo take an argument of any value; since torch 2.13 each thread, and each context, has its own say."""
     import torch
 
     known = torch.compiler.config.dynamic_sources
-    if _USED_ROWS not in known.split(","):
-        torch.compiler.config.dynamic_sources = f"{known},{_USED_ROWS}" if known else _USED_ROWS
-    return _OF_PROMPT_ROWS
+    if source not in known.split(","):
+        torch.compiler.config.dynamic_sources = f"{known},{source}" if known else source
 
 
 def _ranks(pipeline: Any, parallel_config: Any) -> Any | None:
