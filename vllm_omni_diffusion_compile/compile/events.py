@@ -178,8 +178,8 @@ def compiled_graphs() -> int:
 class CompilationRecords:
     """Torch's records of the frames it compiled, each read once.
 
-    Torch keeps the latest 64 records in this process; a call compiles a handful. Others are not of frames: the first run
-    of a Triton kernel that is tuned then leaves one without a function's name.
+    Torch keeps the latest 64 records in this process; a call compiles a handful. Some are not of frames: the first run
+    of a Triton kernel that is tuned then leaves one that names no function and no failure.
 
     Source: `torch._dynamo.utils.get_compilation_metrics`.
     """
@@ -198,7 +198,7 @@ class CompilationRecords:
             )
             if fresh:
                 self._last = fresh[0]
-            return [record for record in fresh[::-1] if record.co_name is not None]
+            return [record for record in fresh[::-1] if record.co_name is not None or record.fail_type is not None]
 
 
 _RECORDS = CompilationRecords()
