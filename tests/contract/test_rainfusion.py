@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ def anew() -> Iterator[None]:
     from vllm_omni_diffusion_compile.upstream import sparse_attention
 
     sparse_attention._met.clear()
+    sparse_attention._named.clear()
     from vllm import logger
 
     logger._print_info_once.cache_clear()
@@ -57,8 +61,6 @@ def _layer(qkv_layout: str | None = "BSND", prefix: str = "blocks.3.attn", causa
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """As `_layer`, with the executor that needs no compiler."""
-    from types import SimpleNamespace
-
     from vllm_omni_diffusion_compile.upstream import sparse_attention
 
     config = SimpleNamespace(diffusion_compile_config={"rainfusion_executor": "reference"})
@@ -196,8 +198,6 @@ def test_what_contradicts_it_is_refused() -> None:
 
 @pytest.mark.parametrize("degree", ["ring_degree", "allgather_degree"])
 def test_ranks_that_see_parts_of_the_keys_are_refused(monkeypatch: pytest.MonkeyPatch, degree: str) -> None:
-    from types import SimpleNamespace
-
     from vllm_omni_diffusion_compile.upstream import sparse_attention
 
     config = SimpleNamespace(parallel_config=SimpleNamespace(**{degree: 2}))
@@ -244,3 +244,154 @@ def test_a_compiled_block_is_one_graph_for_all_layers_and_lengths(
             assert torch.allclose(block(x, prefix, frames), block.forward(x, prefix, frames), atol=1e-5)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] <= 2
+
+
+class BrokenExecutor:
+    """Runs out of memory at every call."""
+
+    name, takes_a_part, calls = "reference", True, 0
+
+    def attend(self, *_: Any) -> torch.Tensor:
+        self.calls += 1
+        raise torch.OutOfMemoryError("found 3 GiB free, tried to allocate 5 GiB")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> BrokenExecutor:
+    from vllm_omni_diffusion_compile.upstream import sparse_attention
+
+    executor = BrokenExecutor()
+    monkeypatch.setattr(sparse_attention, "find_executor", lambda *_: executor)
+    return executor
+
+
+def test_a_request_is_not_lost_to_an_executor_that_fails(
+    layer: Callable[..., Any], inputs: tuple[torch.Tensor, ...], caplog: pytest.LogCaptureFixture,
+    broken: BrokenExecutor,
+) -> None:  # fmt: skip
+    layers = [layer(sparsity=0.8, prefix=f"blocks.{number}.attn") for number in range(2)]
+    for made in layers * 2:
+        out = made.forward(*inputs, _metadata())
+        assert torch.equal(out[:, :USED], _as_the_dense_backend(inputs, USED)[:, :USED])
+    assert broken.calls == 1, "what failed is tried again at every call"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and "OutOfMemoryError" in said[0] and "stay dense until the process ends" in said[0]
+    assert "block pairs" not in caplog.text, "the log says that it was sparse"
+
+
+def test_a_compiled_block_is_not_lost_to_an_executor_that_fails(
+    layer: Callable[..., Any], inputs: tuple[torch.Tensor, ...], broken: BrokenExecutor
+) -> None:
+    made = layer(sparsity=0.8)
+    compiled = torch.compile(lambda *parts: made.forward(*parts, _metadata()) + 1, fullgraph=True)
+    used = tuple(part[:, :USED] for part in inputs)
+    for _ in range(2):
+        assert torch.allclose(compiled(*used) - 1, _dense(inputs), atol=1e-5)
+    assert broken.calls == 1
+
+
+def test_on_failure_raise_raises(
+    layer: Callable[..., Any], inputs: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch, broken: BrokenExecutor
+) -> None:
+    from vllm_omni_diffusion_compile.upstream import sparse_attention
+
+    config = SimpleNamespace(diffusion_compile_config={"on_failure": "raise"})
+    monkeypatch.setattr(sparse_attention, "get_current_diffusion_config_or_none", lambda: config)
+    made = layer(sparsity=0.8)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            made.forward(*inputs, _metadata())
+    assert broken.calls == 2
+
+
+def test_flex_without_the_compiler_is_dense_and_says_so(
+    inputs: tuple[torch.Tensor, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = _layer(sparsity=0.8)
+    with torch.compiler.set_stance("force_eager"):
+        out = made.forward(*inputs, _metadata())
+    assert torch.equal(out[:, :USED], _as_the_dense_backend(inputs, USED)[:, :USED])
+    assert "NotCompiledError" in caplog.text
+
+
+class Ascend:
+    """An NPU with MindIE-SD, of which is recorded how it is called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm_omni.diffusion.attention.backends import abstract
+
+        from vllm_omni_diffusion_compile.upstream import sparse_attention
+
+        self.is_a5 = False
+        self.sparse_attention: list[dict[str, Any]] = []
+        self.kernel = 0
+        platform = abstract.current_omni_platform
+        for module in (abstract, sparse_attention):
+            monkeypatch.setattr(module, "current_omni_platform", _Npu(platform))
+        entry = "mindiesd.layers.flash_attn.sparse_flash_attn_rf_v2"
+        for name in ("mindiesd", "mindiesd.layers", "mindiesd.layers.flash_attn", entry):
+            module = ModuleType(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            module.__path__ = []
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(sys.modules["mindiesd"], "sparse_attention", self._attend, raising=False)
+        monkeypatch.setattr(sys.modules[entry], "rain_fusion_attention", self._attend_by_lists, raising=False)
+        monkeypatch.setattr(sys.modules[entry], "is_a5_device", lambda: self.is_a5, raising=False)
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, video_spans: Any = None, precision: str = "bf16",
+        **options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        self.sparse_attention.append(options | {"video_spans": video_spans, "precision": precision})
+        return q + k + v
+
+    def _attend_by_lists(self, query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        self.kernel += 1
+        if self.is_a5:
+            raise RuntimeError("rain_fusion_attention is not supported on A5 devices")
+        return query
+
+
+class _Npu:
+    """A platform that says that it is an NPU, and is as before in all else."""
+
+    def __init__(self, platform: Any) -> None:
+        self._platform = platform
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("is_"):
+            return lambda: name == "is_npu"
+        return getattr(self._platform, name)
+
+
+@pytest.fixture
+def ascend(monkeypatch: pytest.MonkeyPatch) -> Ascend:
+    return Ascend(monkeypatch)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "mix"])
+def test_an_a5_npu_and_another_precision_take_the_route_of_the_release(
+    inputs: tuple[torch.Tensor, ...], ascend: Ascend, caplog: pytest.LogCaptureFixture, precision: str
+) -> None:
+    ascend.is_a5 = precision == "bf16"
+    out = _layer(sparsity=0.8, precision=precision).forward(*inputs, _metadata())
+    query, key, value = (part[:, :USED] for part in inputs)
+    assert torch.equal(out[:, :USED], query + key + value)
+    (options,) = ascend.sparse_attention
+    assert options["latent_shape_q"] == list(GRID) and options["txt_len"] == PREFIX
+    assert options["precision"] == precision and options["sparsity"] == 0.8
+    assert not ascend.kernel
+    assert "leaves order and mask to MindIE-SD" in caplog.text
+
+
+def test_other_npus_take_our_order_and_mask(
+    layer: Callable[..., Any], inputs: tuple[torch.Tensor, ...], ascend: Ascend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_omni_diffusion_compile.rainfusion.executors.mindie import MindIE
+    from vllm_omni_diffusion_compile.upstream import sparse_attention
+
+    monkeypatch.setattr(sparse_attention, "find_executor", lambda *_: MindIE())
+    made = _layer(sparsity=0.8)
+    assert not ascend.sparse_attention
+    made._sparse.attend(*inputs, [USED, USED, PREFIX, *GRID], lambda: pytest.fail("it stays dense"))
+    assert ascend.kernel == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,58 +23,46 @@ WAN_SIZES = {
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 
 
-def _options(sparsity: float | None) -> list[str]:
-    """Return the options of a server; None for one without RAINFUSION_ATTN."""
-    if sparsity is None:
-        return ["--enforce-eager"]
+def _rainfusion(sparsity: float) -> list[str]:
     attention = {"default": {"backend": "RAINFUSION_ATTN", "block_sparse": {"sparsity": sparsity}}}
     return [
-        "--enforce-eager", "--diffusion-attention-config", json.dumps(attention),
+        "--diffusion-attention-config", json.dumps(attention),
         # FlexAttention is compared with it elsewhere, and takes half a minute to compile.
         "--diffusion-compile-config.rainfusion_executor", "reference",
     ]  # fmt: skip
 
 
-def _h3_videos(checkpoint: Path, sparsity: float | None) -> tuple[Mapping[str, bytes], str]:
-    with Server(checkpoint, "--trust-remote-code", *_options(sparsity)) as server:
+def _h3_videos(checkpoint: Path, *options: str, sizes: Iterable[str] = tuple(H3_SIZES)) -> tuple[dict[str, bytes], str]:
+    with Server(checkpoint, "--trust-remote-code", "--enforce-eager", *options) as server:
         videos = {
             size: server.videos(
                 "a cat", size=size, num_inference_steps=2, seed=1, seconds=4, fps=24,
-                extra_params={"aspect_ratio": ratio},
+                extra_params={"aspect_ratio": H3_SIZES[size][0]},
             )
-            for size, (ratio, _) in H3_SIZES.items()
+            for size in sizes
         }  # fmt: skip
         return videos, server.log
 
 
-def _wan_videos(checkpoint: Path, sparsity: float | None) -> tuple[Mapping[str, bytes], str]:
-    with Server(checkpoint, *_options(sparsity)) as server:
-        videos = {
-            size: server.videos("a cat", size=size, num_inference_steps=2, seed=1, num_frames=17, fps=16)
-            for size in WAN_SIZES
-        }
-        return videos, server.log
-
-
 def test_minimax_h3_is_sparse_at_every_size_and_dense_at_sparsity_0(h3: Path) -> None:
-    dense, log = _h3_videos(h3, None)
+    sparse, log = _h3_videos(h3, *_rainfusion(0.8))
+    for _, said in H3_SIZES.values():
+        assert said in log
+    misaligned = "384x384"
+    dense, log = _h3_videos(h3, sizes=[misaligned])
     assert "RAINFUSION_ATTN" not in log
-    at_0, log = _h3_videos(h3, 0.0)
+    assert sparse[misaligned] != dense[misaligned], "nothing was left out"
+    at_0, log = _h3_videos(h3, *_rainfusion(0.0), sizes=[misaligned])
     assert at_0 == dense
     assert "stays dense: block_sparse.sparsity is 0" in log
-    sparse, log = _h3_videos(h3, 0.8)
-    for size, (_, said) in H3_SIZES.items():
-        assert said in log
-        assert sparse[size] != dense[size], f"nothing was left out at {size}"
 
 
 def test_wan_is_sparse_at_every_size(wan: Path, release: tuple[int, int]) -> None:
     if release < (0, 30):
         pytest.skip("Wan2.2 publishes its video's grid from 0.30.0 on")
-    _, log = _wan_videos(wan, 0.8)
+    with Server(wan, "--enforce-eager", *_rainfusion(0.8)) as server:
+        for size in WAN_SIZES:
+            server.videos("a cat", size=size, num_inference_steps=2, seed=1, num_frames=17, fps=16)
+        log = server.log
     for said in WAN_SIZES.values():
         assert said in log
-
-
-def test_wan_at_sparsity_0_is_the_dense_server(wan: Path) -> None:
-    assert _wan_videos(wan, 0.0)[0] == _wan_videos(wan, None)[0]

@@ -26,10 +26,12 @@ class Cost:
     call: float
 
 
-# Measured on an H200 in bf16 with 8 heads of 128 (docs/rainfusion.md), against FlashAttention-3.
+# Measured on an H200 in bf16 with 8 heads of 128 against FlashAttention-3 (docs/rainfusion.md): a pair and a row on
+# 62,24,42 behind 710 rows, a call on 4,16,64, where launching kernels is nearly all of it. The test of this module
+# holds them against every grid that was measured.
 _COSTS: Mapping[str, Cost] = {
-    "flash": Cost(pair=1.2, row=2000, call=5e10),
-    "flex": Cost(pair=1.65, row=2000, call=5e10),
+    "flash": Cost(pair=1.1, row=2000, call=8e10),
+    "flex": Cost(pair=2.05, row=2000, call=8e10),
 }
 
 

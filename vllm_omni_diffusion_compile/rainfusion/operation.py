@@ -46,7 +46,7 @@ class SparseAttention:
             key: As `query`.
             value: As `query`.
             plan: Of the layout, on the device of the tensors.
-            observe: Told what was chosen.
+            observe: Told what was chosen, once attention to it is under way.
 
         Returns:
             As `query`.
@@ -54,8 +54,6 @@ class SparseAttention:
         ordered = query.index_select(1, plan.query_order)
         key, value = key.index_select(1, plan.key_order), value.index_select(1, plan.key_order)
         selection = select(ordered, key, plan, self.sparsity)
-        if observe is not None:
-            observe(selection)
         if self.executor.takes_a_part:
             choosing = plan.choosing_rows
             parts = [self.executor.attend(ordered[:, :choosing], key, value, selection, self.scale)]
@@ -64,6 +62,8 @@ class SparseAttention:
             out = torch.cat(parts, 1)
         else:
             out = self.executor.attend(ordered, key, value, selection.with_protected(plan), self.scale)
+        if observe is not None:
+            observe(selection)
         return out.index_select(1, plan.query_inverse)
 
 

@@ -46,7 +46,8 @@ class DiffusionCompileConfig(BaseModel):
     on_failure: Literal["eager", "raise"] = Field(
         default="eager",
         description="What follows when compiling fails: `eager` runs the region without the compiler from then on and "
-        "answers the request; `raise` fails it.",
+        "answers the request; `raise` fails it. The same holds where what computes `RAINFUSION_ATTN` fails: `eager` "
+        "stands for dense attention there.",
     )
     infer_regions: bool = Field(
         default=True,

@@ -19,9 +19,13 @@ from vllm_omni.diffusion.config import get_current_diffusion_config_or_none
 from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
 from vllm_omni.platforms import current_omni_platform
 
+from vllm_omni_diffusion_compile.compile.events import LOG
+from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, compiler_error, first_line
 from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.rainfusion.cost import reason_not_worth_it
 from vllm_omni_diffusion_compile.rainfusion.executors import Executor, find_executor
+from vllm_omni_diffusion_compile.rainfusion.executors.mindie import why_not_mindie
 from vllm_omni_diffusion_compile.rainfusion.geometry import Layout, Span, plan
 from vllm_omni_diffusion_compile.rainfusion.operation import SparseAttention
 from vllm_omni_diffusion_compile.rainfusion.selection import Selection
@@ -111,6 +115,7 @@ class Sparse:
         executor: What the user named.
         head_size: Of a head.
         dense: vLLM-Omni's dense attention.
+        fails_closed: Raise what an executor raises, in place of attending densely.
     """
 
     sparsity: float
@@ -119,6 +124,11 @@ class Sparse:
     executor: str
     head_size: int
     dense: Any
+    fails_closed: bool
+
+    def __deepcopy__(self, _: object) -> Sparse:
+        """A copy of a layer belongs to the same layers."""
+        return self
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: Sequence[int],
@@ -148,6 +158,21 @@ class Sparse:
             if reason is not None:
                 _say_dense(reason)
                 return densely()
+        return self._unless_it_fails(densely, query, key, value, layout, executor)
+
+    @functools.cached_property
+    def _unless_it_fails(self) -> Callable[..., torch.Tensor]:
+        """Attend sparsely until an executor fails, from then on densely: a request is not lost to it."""
+
+        def eagerly(densely: Callable[[], torch.Tensor], *_: object) -> torch.Tensor:
+            return densely()
+
+        latch = Latch(_NAME, self._say_failed)
+        return FallbackCallable(eagerly, self._sparsely, latch, keeps_state=False, fails_closed=self.fails_closed)
+
+    def _sparsely(
+        self, _: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, executor: Executor
+    ) -> torch.Tensor:
         used = layout.used
         attention = SparseAttention(self.sparsity, self.scale, executor, self._rows_densely)
         out = attention(
@@ -158,6 +183,18 @@ class Sparse:
             self._observer(layout, executor),
         )
         return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[1] - used)) if used < query.shape[1] else out
+
+    def _say_failed(self, failure: Failure) -> None:
+        if failure.error is None:  # only ranks that compile together close a latch without one
+            return
+        error = compiler_error(failure.error)
+        logger.warning(
+            "%s: sparse attention with the executor '%s' failed (%s: %s), and dense attention gave the result. Layers "
+            "with these options stay dense until the process ends. Another executor may work: set it with "
+            "--diffusion-compile-config.rainfusion_executor.",
+            _NAME, self.executor, type(error).__name__, first_line(error),
+        )  # fmt: skip
+        LOG.record("fallback", "attention", _NAME, error=type(error).__name__, reason=first_line(error))
 
     def _rows_densely(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.dense.forward(query, key, value, None)
@@ -228,15 +265,19 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
         }  # fmt: skip
         sparsity = float(options.get("sparsity", 0.0))
         precision = str(options.get("precision", "bf16"))
-        # Other precisions are kernels of MindIE-SD with an order of their own.
+        if precision != "bf16" and not current_omni_platform.is_npu():
+            raise SettingError(
+                f"block_sparse.precision is {precision!r}, expected 'bf16': other precisions of {_NAME} run on "
+                "Ascend NPU only; leave it out"
+            )
+        host_config = get_current_diffusion_config_or_none()
+        config = DiffusionCompileSettings.of(host_config).diffusion_compile_config
         self._theirs = None
-        if precision != "bf16":
-            if not current_omni_platform.is_npu():
-                raise SettingError(
-                    f"block_sparse.precision is {precision!r}, expected 'bf16': other precisions of {_NAME} run on "
-                    "Ascend NPU only; leave it out"
-                )
+        reason = _reason_to_leave_it_to_mindie(precision, host_config, config.rainfusion_executor)
+        if reason is not None:
+            logger.info_once("%s leaves order and mask to MindIE-SD: %s.", _NAME, reason)
             self._theirs = self._host(**common, backend_kwargs=backend_kwargs, **extra)
+            return
         if sparsity > 0:
             _refuse(causal, qkv_layout)
         dense = _dense_backend(head_size)
@@ -245,15 +286,20 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
         self._dense_impl = dense.get_impl_cls()(**common)
         skipped = _layer_index(prefix) in (options.get("skip_layers") or ())
         self._never = _reason_never(sparsity, skipped, qkv_layout)
-        config = DiffusionCompileSettings.of(get_current_diffusion_config_or_none()).diffusion_compile_config
-        steps = Steps(int(options.get("start_step", 0)), int(options.get("end_step", 0)))
-        sparse = Sparse(sparsity, softmax_scale, steps, config.rainfusion_executor, head_size, self._dense_impl)
-        self._name = f"{sparsity} {softmax_scale} {steps} {config.rainfusion_executor} {num_heads}x{head_size}"
+        steps, executor = (
+            Steps(int(options.get("start_step", 0)), int(options.get("end_step", 0))),
+            config.rainfusion_executor,
+        )
+        fails_closed = config.on_failure == "raise"
+        sparse = Sparse(sparsity, softmax_scale, steps, executor, head_size, self._dense_impl, fails_closed)
+        self._name = f"{sparsity} {softmax_scale} {steps} {executor} {num_heads}x{head_size} {fails_closed}"
         self._sparse = _named.setdefault(self._name, sparse)
 
     def supports_kv_cache_dtype(self, kv_cache_dtype: str | None, platform_key: str) -> bool:
         """Only MindIE-SD's own path quantizes."""
-        return kv_cache_dtype is None or self._theirs is not None
+        return kv_cache_dtype is None or (
+            self._theirs is not None and bool(self._theirs.supports_kv_cache_dtype(kv_cache_dtype, platform_key))
+        )
 
     def forward(
         self,
@@ -353,6 +399,20 @@ def _refuse(causal: bool, qkv_layout: str | None) -> None:
                 f"{name} is {degree}, expected 1 with {_NAME}, which chooses among all keys of a sequence; use "
                 "ulysses_degree, or another attention backend"
             )
+
+
+def _reason_to_leave_it_to_mindie(precision: str, config: Any, executor: str) -> str | None:
+    """Say why vLLM-Omni's own implementation is taken on Ascend NPU, or None if ours is."""
+    if not current_omni_platform.is_npu():
+        return None
+    # These are kernels of MindIE-SD with an order of their own.
+    if precision != "bf16":
+        return f"block_sparse.precision is {precision!r}"
+    cache = getattr(config, "diffusion_kv_cache_dtype", None)
+    if cache not in (None, "auto", "float"):
+        return f"diffusion_kv_cache_dtype is {cache!r}"
+    reason = why_not_mindie() if executor == "auto" else None
+    return None if reason is None else f"found {reason}"
 
 
 def _reason_never(sparsity: float, skipped: bool, qkv_layout: str | None) -> str | None:

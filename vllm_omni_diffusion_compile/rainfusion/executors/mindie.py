@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ Kernel = Callable[..., torch.Tensor]
 
 
 class MindIEError(DiffusionCompileError, ImportError):
-    """MindIE-SD is not there, or does not have the kernel's entry."""
+    """MindIE-SD is not there, does not have the kernel's entry, or refuses the device there."""
 
 
 class MindIE:
@@ -69,15 +70,30 @@ class MindIE:
         return torch.stack(parts)
 
 
-def _kernel() -> Kernel:
-    import importlib
+def why_not_mindie() -> str | None:
+    """Say why the kernel below MindIE-SD's `sparse_attention` cannot be called here, or None if it can.
 
+    Source: 3.1.0's entry refuses A5 devices, where `sparse_attention` takes another kernel with another mask.
+    """
     try:
         entry: Any = importlib.import_module(_ENTRY)
-        kernel: Kernel = entry.rain_fusion_attention
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
+        return f"no {_ENTRY} ({error})"
+    if not hasattr(entry, "rain_fusion_attention"):
+        return f"no {_ENTRY}.rain_fusion_attention"
+    refuses = getattr(entry, "is_a5_device", None)
+    if refuses is not None and refuses():
+        return "an A5 device, which rain_fusion_attention of MindIE-SD refuses"
+    return None
+
+
+def _kernel() -> Kernel:
+    reason = why_not_mindie()
+    if reason is not None:
         raise MindIEError(
-            f"found no {_ENTRY}.rain_fusion_attention ({error}), expected that of MindIE-SD 3.1.0; install MindIE-SD, "
-            "or select another diffusion attention backend"
-        ) from error
+            f"found {reason}, expected {_ENTRY}.rain_fusion_attention as in MindIE-SD 3.1.0, on a device that it "
+            "takes; install MindIE-SD 3.1.0, or set the executor to 'auto', which then leaves order and mask to "
+            "MindIE-SD"
+        )
+    kernel: Kernel = importlib.import_module(_ENTRY).rain_fusion_attention
     return kernel

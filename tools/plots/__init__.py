@@ -1,0 +1,1 @@
+"""Plots of the documentation, drawn from our own arithmetic."""
