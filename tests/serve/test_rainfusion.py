@@ -57,12 +57,25 @@ def test_minimax_h3_is_sparse_at_every_size_and_dense_at_sparsity_0(h3: Path) ->
     assert "stays dense: block_sparse.sparsity is 0" in log
 
 
-def test_wan_is_sparse_at_every_size(wan: Path, release: tuple[int, int]) -> None:
+def _wan_videos(
+    checkpoint: Path, *options: str, sizes: Iterable[str] = tuple(WAN_SIZES)
+) -> tuple[dict[str, bytes], str]:
+    with Server(checkpoint, "--enforce-eager", *options) as server:
+        videos = {
+            size: server.videos("a cat", size=size, num_inference_steps=2, seed=1, num_frames=17, fps=16)
+            for size in sizes
+        }
+        return videos, server.log
+
+
+def test_wan_is_sparse_at_every_size_and_dense_at_sparsity_0(wan: Path, release: tuple[int, int]) -> None:
     if release < (0, 30):
         pytest.skip("Wan2.2 publishes its video's grid from 0.30.0 on")
-    with Server(wan, "--enforce-eager", *_rainfusion(0.8)) as server:
-        for size in WAN_SIZES:
-            server.videos("a cat", size=size, num_inference_steps=2, seed=1, num_frames=17, fps=16)
-        log = server.log
+    sparse, log = _wan_videos(wan, *_rainfusion(0.8))
     for said in WAN_SIZES.values():
         assert said in log
+    misaligned = "480x528"
+    dense, _ = _wan_videos(wan, sizes=[misaligned])
+    assert sparse[misaligned] != dense[misaligned], "nothing was left out"
+    at_0, _ = _wan_videos(wan, *_rainfusion(0.0), sizes=[misaligned])
+    assert at_0 == dense
