@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 from vllm_omni_diffusion_compile.plugin import register
 
 register()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _caches_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A model that a test loads opens the compile cache: not the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CACHE_ROOT", str(tmp_path_factory.mktemp("caches")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import gc
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -155,14 +155,14 @@ class ChosenDecode:
         """A copy is the eager callable, as with `FallbackCallable`."""
         return _itself, (self.eager,)
 
-    def agree(self, of_all_ranks: Callable[[list[Measured]], list[list[Measured]]]) -> None:
-        """Have all ranks that decode the same shapes decide alike: by the sum of what they measured.
+    def agree(self, of_all_ranks: Iterable[Iterable[Measured]]) -> None:
+        """Decide as all ranks do that decode the same shapes: by the sum of what they measured.
 
         Args:
-            of_all_ranks: Exchanges what each rank measured.
+            of_all_ranks: What each rank measured, this one among them.
         """
         seconds: dict[str, list[tuple[float, float]]] = {}
-        for measured in of_all_ranks(self.measured):
+        for measured in of_all_ranks:
             for one in measured:
                 seconds.setdefault(one.shape, []).append((one.eager_s, one.compiled_s))
         for found in self._classes.values():

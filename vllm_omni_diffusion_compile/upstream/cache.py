@@ -65,8 +65,12 @@ def _open(od_config: Any) -> None:
         logger.info("Compile cache: torch's own in %s, since %s is set; ours is off.", theirs, VARIABLE)
         return
     store = Store(Path(config.cache_dir).expanduser() if config.cache_dir else default_directory())
-    _working = Working(store, _key(od_config), _warn)
-    os.environ[VARIABLE] = str(_working.folder)
+    try:
+        _working = Working(store, _key(od_config), _warn)
+    except OSError as error:  # no place to compile into: torch finds one, or says so
+        _warn(f"{error}. It is not used, and this start compiles everything.")
+        return
+    _working.use()
     LOG.listeners.append(_keep_soon)
     LOG.ready_listeners.append(_keep)
     if _working.restored is not None:

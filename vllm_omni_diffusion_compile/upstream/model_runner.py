@@ -120,7 +120,7 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
     from vllm_omni_diffusion_compile.compile.events import compiled_graphs
 
     runner = self.model_runner
-    decodes = _decodes(runner)
+    decodes = _decodes(runner).values()
     return {
         "generic": _generic_compile(runner),
         "graphs": compiled_graphs(),
@@ -129,14 +129,14 @@ def diffusion_compile_facts(self: Any) -> dict[str, Any]:
     }
 
 
-def _decodes(runner: Any) -> list[Any]:
-    """The decodes of a runner's pipeline that are compiled, or may be."""
+def _decodes(runner: Any) -> dict[str, Any]:
+    """The decodes of a runner's pipeline that are compiled, or may be, by the path of the component."""
     from vllm_omni_diffusion_compile.compile.components import resolve
     from vllm_omni_diffusion_compile.compile.decode import ChosenDecode
 
     paths = [outcome.path for outcome in getattr(runner, _OUTCOMES, ()) if outcome.state == "compiled"]
-    found = (resolve(runner.pipeline, f"{path}.decode") for path in paths)
-    return [decode for decode in found if isinstance(decode, ChosenDecode)]
+    found = {path: resolve(runner.pipeline, f"{path}.decode") for path in paths}
+    return {path: decode for path, decode in found.items() if isinstance(decode, ChosenDecode)}
 
 
 def _generic_compile(runner: Any) -> bool:
@@ -193,13 +193,12 @@ def _agree(of: Callable[[], Any]) -> None:
         return
     from vllm_omni.diffusion.distributed.parallel_state import get_world_group
 
-    def of_all_ranks(own: list[Any]) -> list[list[Any]]:
-        gathered: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(gathered, own, group=get_world_group().cpu_group)
-        return gathered
-
-    for decode in _decodes(runner):
-        decode.agree(of_all_ranks)
+    # Once, whatever was set up here: on another rank setting up may have failed.
+    own = {path: decode.measured for path, decode in _decodes(runner).items()}
+    ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, own, group=get_world_group().cpu_group)
+    for path, decode in _decodes(runner).items():
+        decode.agree([measured.get(path, []) for measured in ranks])
 
 
 def _say_measured(path: str, measured: Any) -> None:

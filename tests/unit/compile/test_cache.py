@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from vllm_omni_diffusion_compile.compile.cache import store as store_module
 from vllm_omni_diffusion_compile.compile.cache.bundle import read_bundle, write_bundle
 from vllm_omni_diffusion_compile.compile.cache.key import CacheKey, machine_facts
 from vllm_omni_diffusion_compile.compile.cache.store import Store, default_directory
-from vllm_omni_diffusion_compile.compile.cache.working import Working
+from vllm_omni_diffusion_compile.compile.cache.working import VARIABLE, Working, belongs_to_user
 from vllm_omni_diffusion_compile.errors import BundleError, UnsafeDirectoryError
 
 KEY = CacheKey({"torch": "2.11", "model": "KleinPipeline"})
@@ -252,7 +253,7 @@ from pathlib import Path
 from vllm_omni_diffusion_compile.compile.cache import store as store_module
 from vllm_omni_diffusion_compile.compile.cache.key import CacheKey
 from vllm_omni_diffusion_compile.compile.cache.store import Store
-from vllm_omni_diffusion_compile.compile.cache.working import Working
+from vllm_omni_diffusion_compile.compile.cache.working import VARIABLE, Working, belongs_to_user
 
 def killed(path, key, files):
     path.write_bytes(b"half of it")
@@ -296,6 +297,21 @@ def test_the_directory_is_within_the_hosts(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("VLLM_CACHE_ROOT")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_directory() == tmp_path / "vllm" / "diffusion_compile"
+
+
+def test_only_what_the_user_chose_counts_as_the_users(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (VARIABLE, "VLLM_OMNI_DIFFUSION_COMPILE_WORKING_DIR"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    assert belongs_to_user() is None
+    cache_dir()  # writes torch's own choice into the variable
+    assert belongs_to_user() is None
+    working, _ = start(store)
+    working.use()
+    assert cache_dir() == str(working.folder)
+    assert belongs_to_user() is None
+    monkeypatch.setenv(VARIABLE, str(store.directory / "mine"))
+    assert belongs_to_user() == str(store.directory / "mine")
 
 
 def test_a_key_changes_with_every_fact_and_with_nothing_else() -> None:

@@ -188,7 +188,7 @@ def test_all_ranks_keep_what_is_faster_in_sum(state: State) -> None:
     (own,) = decode.measured
     assert own.way == "compiled"
     other = replace(own, eager_s=1.0, compiled_s=2.0, way="eager")
-    decode.agree(lambda mine: [mine, [other]])
+    decode.agree([[own], [other]])
     assert decode(Z) == "eager"
     assert decode(WIDE) == "eager"  # by what all ranks know, not by what this one measured
 

@@ -20,6 +20,8 @@ from vllm_omni_diffusion_compile.errors import BundleError, UnsafeDirectoryError
 
 # Where torch looks for its own artifacts, and Triton for its below it. Source: torch/_inductor/runtime/cache_dir_utils.
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+# The same, where it was this package that set it: processes that this one starts find both.
+_OURS = "VLLM_OMNI_DIFFUSION_COMPILE_WORKING_DIR"
 
 # How long after the last compilation artifacts are kept: a server that compiles often is not to write often.
 _QUIET_S = 20.0
@@ -79,6 +81,10 @@ class Working:
         self.folder.mkdir(exist_ok=True)
         return None
 
+    def use(self) -> None:
+        """Have torch compile into the folder."""
+        os.environ[VARIABLE] = os.environ[_OURS] = str(self.folder)
+
     def keep(self, *, settled: bool) -> Manifest | None:
         """Add what was compiled to the cache.
 
@@ -128,12 +134,13 @@ class Working:
 def belongs_to_user() -> str | None:
     """Return the directory that the user, not torch itself, has told torch to use.
 
-    Torch writes its own choice into the same variable.
+    Torch writes its own choice into the same variable, as this package does.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     said = os.environ.get(VARIABLE)
-    return None if said is None or Path(said) == Path(default_cache_dir()) else said
+    chosen = said is not None and said != os.environ.get(_OURS) and Path(said) != Path(default_cache_dir())
+    return said if chosen else None
 
 
 def _make(store: Store, warn: Warn) -> Path:
