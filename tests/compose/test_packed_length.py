@@ -132,6 +132,7 @@ def two_heads(h3: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_ranks_that_share_a_sequence_make_of_it_what_one_does(two_heads: Path) -> None:
+    rows: dict[int | None, torch.Tensor] = {}
     with Engine(two_heads, compiled=False) as engine:
         alone = engine.film(prompt=PROMPT, steps=3)
     method = multiprocessing.get_start_method(allow_none=True)
@@ -146,8 +147,19 @@ def test_ranks_that_share_a_sequence_make_of_it_what_one_does(two_heads: Path) -
                 for extra in ({}, {"pad_seq_len": 1024}, {"pad_seq_len": 2048})
             ]
             answer = engine.host.add_req_and_wait_for_response(request(engine, prompt=f"{PROMPT}x", pad_seq_len=FULL))
+        extension = {"worker_extension_cls": "tests.compose.ranks.PredictedRows"}
+        with Engine(two_heads, compiled=False, parallel_config={"ulysses_degree": 2}, **extension) as engine:
+            engine.host.collective_rpc("compute_in_fp32", timeout=60)
+            for pin in (None, *PINS):
+                pinned = {} if pin is None else {"pad_seq_len": pin}
+                assert engine.host.add_req_and_wait_for_response(request(engine, **pinned)).error is None
+                rows[pin] = torch.tensor(engine.host.collective_rpc("last_rows", timeout=60)[0])
     finally:
         multiprocessing.set_start_method(method, force=True)
+    true = rows[None]
+    assert float(true.std()) > 0
+    for pin in PINS:
+        torch.testing.assert_close(rows[pin], true, rtol=1e-5, atol=1e-5 * float(true.abs().max()))
     assert_same(shared, [alone] * len(shared))
     assert answer.error_status_code == 400 and "pad_seq_len is 512, expected at least 576" in answer.error
 
