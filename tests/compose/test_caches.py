@@ -88,6 +88,7 @@ def test_requests_choose_their_cache(h3: Path) -> None:
 
         # One runs, the others wait: the running one and a waiting one are aborted.
         requests = [engine.request(**film(quality=tier, steps=H3_STEPS)) for tier in TIERS]
+        requests[0].sampling_params.num_inference_steps = 100 * H3_STEPS  # it will not have ended when it is aborted
         drawn = engine.together(requests, abort=(0, 4))
         assert [index for index, picture in enumerate(drawn) if picture is None] == [0, 4]
         answered = [(picture, eager[tier]) for picture, tier in zip(drawn, TIERS, strict=True) if picture is not None]

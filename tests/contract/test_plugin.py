@@ -63,6 +63,7 @@ def test_registered_first_and_registered_late_end_alike() -> None:
         import vllm_omni.metrics.prometheus, vllm_omni.diffusion.models.minimax_h3.pipeline_minimax_h3
         import vllm_omni.entrypoints.async_omni, vllm_omni.entrypoints.omni
         import vllm_omni.entrypoints.openai.serving_video, vllm_omni.entrypoints.openai.serving_chat
+        import vllm_omni.diffusion.attention.backends.rainfusion_attn
         from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS
         def snapshot():
             "Every attribute of everything that a graft touches, by identity."
@@ -148,9 +149,10 @@ def test_a_release_with_the_capability_is_left_to_itself() -> None:
         compile_module.compile_callable_with_fallback = runner.compile_callable_with_fallback = native
         DiffusionModelRunner._compile_vae_decodes = native
         def methods():
-            # Declared shapes are warmed and events are reported, whatever compiles: wrappers over the release's own.
+            # Declared shapes are warmed, events are reported and artifacts are kept, whatever compiles: wrappers over
+            # the release's own.
             warmup = inspect.unwrap(DiffusionEngine.run_startup_warmup)
-            return DiffusionModelRunner.load_model, DiffusionEngine._dummy_run, warmup
+            return inspect.unwrap(DiffusionModelRunner.load_model), DiffusionEngine._dummy_run, warmup
         kept = methods()
         from vllm_omni_diffusion_compile.plugin import register
         register()

@@ -69,7 +69,7 @@ def test_input_pictures_have_the_requests_size_unless_they_have_their_own() -> N
         ({"shapes": [FULL | {"images": -1}]}, "warmup.shapes[0].images is -1, which is neither a count nor sizes"),
         ({"shapes": [FULL | {"images": ["64x64x9"]}]}, "images is ['64x64x9'], which is neither"),
         ({"shapes": [FULL | {"extra_args": []}]}, "warmup.shapes[0].extra_args is [] (list), expected a mapping"),
-        ({"budget_s": 0}, "warmup.budget_s is 0, expected a number above 0"),
+        ({"budget_s": 0}, "warmup.budget_s is 0, expected more than 0"),
         ({"on_failure": "eager"}, "warmup.on_failure is 'eager' (str), expected 'serve' or 'fail'"),
         ({"report": "x"}, "did you mean 'report_path'? Known: shapes, budget_s, on_failure, report_path"),
         (["64x64"], "diffusion_compile_config.warmup is ['64x64'] (list), expected a mapping"),
