@@ -151,7 +151,7 @@ def test_ranks_that_share_a_sequence_make_of_it_what_one_does(two_heads: Path) -
         with Engine(two_heads, compiled=False, parallel_config={"ulysses_degree": 2}, **extension) as engine:
             engine.host.collective_rpc("compute_in_fp32", timeout=60)
             for pin in (None, *PINS):
-                pinned = {} if pin is None else {"pad_seq_len": pin}
+                pinned: dict[str, Any] = {} if pin is None else {"pad_seq_len": pin}
                 assert engine.host.add_req_and_wait_for_response(request(engine, **pinned)).error is None
                 rows[pin] = torch.tensor(engine.host.collective_rpc("last_rows", timeout=60)[0])
     finally:
