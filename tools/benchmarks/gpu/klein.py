@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--declared", action="store_true", help="declare the sizes that are measured")
     parser.add_argument("--tiny", action="store_true", help="the checkpoint is a tiny one that exists")
     parser.add_argument("--write-only", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # settings may stand behind the flags
     if options.write_only:
         write_checkpoint(options.checkpoint)
         return
