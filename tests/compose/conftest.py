@@ -1,15 +1,12 @@
-"""Checkpoints, caches, and our plugin in the process of the tests."""
+"""Caches, and our plugin in the process of the tests."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-from tools.tiny_checkpoints.checkpoint import made
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,21 +27,3 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def klein() -> Path:
-    """Flux2-Klein: images."""
-    return made("klein")
-
-
-@pytest.fixture(scope="session")
-def h3() -> Path:
-    """MiniMax-H3, FL2VA partition: video with sound."""
-    return made("minimax_h3") / "FL2VA"
-
-
-@pytest.fixture(scope="session")
-def qwen_image() -> Path:
-    """Qwen-Image, which runs several requests at once."""
-    return made("qwen_image")

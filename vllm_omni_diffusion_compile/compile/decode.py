@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import statistics
 import threading
 import time
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
+
+from vllm_omni_diffusion_compile.compile.fallback import empty_cache, itself
 
 Way = Literal["compiled", "eager"]
 
@@ -89,7 +90,7 @@ class Rules:
     """
 
     measure: bool = True
-    static: Callable[[str], Compiled | None] | None = None
+    static: Callable[[], Compiled | None] | None = None
     declared: Callable[[], bool] = lambda: False
     ready: Callable[[], bool] = lambda: False
     told: Callable[[Measured], None] = lambda _: None
@@ -153,7 +154,7 @@ class ChosenDecode:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is the eager callable, as with `FallbackCallable`."""
-        return _itself, (self.eager,)
+        return itself, (self.eager,)
 
     def agree(self, of_all_ranks: Iterable[Iterable[Measured]]) -> None:
         """Decide as all ranks do that decode the same shapes: by the sum of what they measured.
@@ -185,7 +186,7 @@ class ChosenDecode:
             if static is not None and not self.rules.ready():
                 if not self.rules.declared():  # the release's own dummy run
                     return _Class(compiled=None, static=False, way="eager")
-                compiled = static(shape)
+                compiled = static()
                 found = _Class(compiled=compiled, static=True, way="compiled" if compiled else "eager")
             else:
                 found = _Class(compiled=self.shared, static=False, way=self._shared_way())
@@ -217,7 +218,7 @@ class ChosenDecode:
                 eager.append(_seconds(self.eager, args, kwargs))
             except torch.OutOfMemoryError:
                 eager.append(float("inf"))
-                _empty_cache()
+                empty_cache()
         eager_s, compiled_s = statistics.median(eager), statistics.median(compiled)
         found.way = _faster(eager_s, compiled_s)
         found.measured = Measured(
@@ -236,7 +237,7 @@ class ChosenDecode:
             if not callable(getattr(self.component, "enable_tiling", None)) or _tiles(self.component):
                 raise
         # Outside of the except block, so that nothing keeps the tensors of the failed call alive.
-        _empty_cache()
+        empty_cache()
         result = self._tiled(args, kwargs)
         found.tiled = True
         self._classes.setdefault(shape, found)
@@ -281,13 +282,3 @@ def _seconds(decode: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _empty_cache() -> None:
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()
-
-
-def _itself(value: Any) -> Any:
-    return value

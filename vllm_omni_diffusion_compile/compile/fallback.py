@@ -106,14 +106,14 @@ class FallbackCallable:
         with self._failing:
             restore(before)
             if out_of_memory:
-                _empty_cache()
+                empty_cache()
             result = self._eager(*args, **kwargs)
         latch.close(failure)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is the eager callable: what was compiled belongs to this process and this module."""
-        return _itself, (self._eager,)
+        return itself, (self._eager,)
 
 
 def compile_with_fallback(
@@ -148,11 +148,13 @@ def compile_with_fallback(
     return FallbackCallable(function, compiled, latch, fails_closed=fails_closed, **options), True
 
 
-def _itself(value: Any) -> Any:
+def itself(value: Any) -> Any:
+    """Return it: what a copy of a compiled callable is made with."""
     return value
 
 
-def _empty_cache() -> None:
+def empty_cache() -> None:
+    """Give back what the accelerator's allocator holds and nobody uses."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()

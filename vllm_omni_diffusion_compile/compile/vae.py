@@ -11,6 +11,7 @@ import torch
 
 from vllm_omni_diffusion_compile.compile.components import resolve
 from vllm_omni_diffusion_compile.compile.decode import ChosenDecode, Rules
+from vllm_omni_diffusion_compile.compile.fallback import itself
 
 # The whole decode as one graph where that is possible. `dynamic=None`: the first size is compiled as it is, the second
 # one as dynamic, and later sizes are free.
@@ -131,11 +132,7 @@ class _Untraced:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is the method of the copied component, as with a compiled decode."""
-        return _itself, (self._method,)
-
-
-def _itself(value: Any) -> Any:
-    return value
+        return itself, (self._method,)
 
 
 def _compile_decode(
@@ -162,7 +159,7 @@ def _compile_decode(
 
 
 def _static(
-    make: Callable[..., tuple[Any, bool]], decode: Callable[..., Any], options: Mapping[str, Any], _: str
+    make: Callable[..., tuple[Any, bool]], decode: Callable[..., Any], options: Mapping[str, Any]
 ) -> Any | None:
     """Make a compiled decode for one shape, with a fallback of its own; None if it cannot be set up."""
     compiled, activated = make(decode, **options)

@@ -30,7 +30,7 @@ from vllm_omni_diffusion_compile.packed_length.rows import Shape
 from vllm_omni_diffusion_compile.settings import MAX_ROWS
 
 _CHUNK_BYTES = 1 << 17
-_MOST_KEPT = 1 << 18
+_MOST_KEPT = 1 << 16
 _PROMPT_KEY = b'"prompt_rows"'
 # A line around the number of its last "prompt_rows". Lines that it does not fit are parsed one by one.
 _PROMPT = re.compile(rb'^(.*"prompt_rows": ?)(0|[1-9]\d{0,8})([,} ].*)$', re.MULTILINE)

@@ -14,12 +14,12 @@ from vllm_omni_diffusion_compile.settings import CONFIG, OWN, VAE
 from vllm_omni_diffusion_compile.upstream import (
     api,
     attention,
-    cache,
     cli,
     compile,
     config,
     engine,
     execution,
+    inductor,
     metrics,
     minimax_h3,
     model_runner,
@@ -310,28 +310,20 @@ _COMPILE = (
     ),
 )
 
-_CACHE = (
+_INDUCTOR = (
     Graft(
         target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner.load_model",
-        make=cache.cache_before_load,
+        make=inductor.prepare_inductor,
         parameters=("self",),
-        why="Torch keeps what it compiles in the folder for temporary files, which no restart of a container outlives. "
-        "Before the first compilation it is told to use a private folder, with what an earlier start has kept.",
-        upstream="none yet: the release leaves torch's cache where torch puts it",
+        why="Torch keeps what it compiles in the folder for temporary files, which no restart of a container outlives, "
+        "and its compile workers take seconds to start. Before the weights are loaded, torch is told to use a private "
+        "folder with what an earlier start has kept, and the workers start.",
+        upstream="none yet: the release leaves both to torch",
         remove_when="the release keeps compiled artifacts of diffusion models",
     ),
 )
 
 _SCOPES = (
-    Graft(
-        target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner.load_model",
-        make=transformer.workers_while_loading,
-        parameters=("self",),
-        why="Inductor's compile workers take seconds to start, and until they answer torch compiles the kernels of the "
-        "first graph one by one. They start while the weights are loaded.",
-        upstream="none yet: the release leaves it to the first compilation",
-        remove_when="the release starts them",
-    ),
     Graft(
         target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner._compile_transformer",
         make=transformer.compile_scopes,
@@ -613,7 +605,7 @@ GRAFTS: tuple[Graft, ...] = (
     *_GENERIC_STAGE,
     *_FLAGS,
     *_SCOPES,
-    *_CACHE,
+    *_INDUCTOR,
     *_COMPILE,
     *_WARMUP,
     *_SHAPES,

@@ -229,7 +229,7 @@ def _compile_blocks(runner: Any, settings: DiffusionCompileSettings) -> None:
     if (reason := _left_alone_everywhere(runner, settings)) is not None:
         log.info("Model runner: no blocks of a VAE are compiled: %s.", reason)
         return
-    # One graph for all shapes, or one for each: a static one is a quarter faster, where the shapes are known.
+    # One graph for all shapes, or one for each where they are known.
     static = declares_shapes(settings)
     settings = settings.model_copy(update={"diffusion_compile_dynamic": not static})
     for path in dict.fromkeys(getattr(runner.pipeline, "_vae_modules", None) or ()):

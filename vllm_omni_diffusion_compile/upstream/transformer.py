@@ -61,23 +61,6 @@ def compile_with_own_backend(enable_offload_backend: Callable[..., Any]) -> Call
     return with_backend
 
 
-def workers_while_loading(load_model: Callable[..., None]) -> Callable[..., None]:
-    """Where inductor will be used, have its compile workers start while the weights are loaded."""
-
-    @functools.wraps(load_model)
-    def with_workers(self: Any, *args: Any, **kwargs: Any) -> None:
-        from vllm_omni_diffusion_compile.compile.workers import start_workers
-
-        inductor = sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor()
-        if inductor and not getattr(self.od_config, "enforce_eager", True):
-            config = DiffusionCompileSettings.of(self.od_config).diffusion_compile_config
-            if config.needs_inductor and (reason := start_workers()):
-                _logger().debug("Model runner: no compile workers are started ahead: %s.", reason)
-        load_model(self, *args, **kwargs)
-
-    return with_workers
-
-
 def agree_before(execute: Callable[..., Any]) -> Callable[..., Any]:
     """Between two requests all ranks learn what has failed to compile on one of them.
 

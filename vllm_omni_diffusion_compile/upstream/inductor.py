@@ -1,4 +1,4 @@
-"""The compile cache of a worker: opened before the weights are loaded, written once the server is ready."""
+"""Inductor in a worker: its cache and its workers are there before the weights; what is new is kept at ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileSettings
+from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileConfig, DiffusionCompileSettings
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
 if TYPE_CHECKING:
@@ -37,22 +37,27 @@ _PARALLEL = (
 _working: Working | None = None
 
 
-def cache_before_load(load_model: Callable[..., None]) -> Callable[..., None]:
+def prepare_inductor(load_model: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load_model)
-    def with_cache(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not getattr(self.od_config, "enforce_eager", True):
-            _open(self.od_config)
+    def with_inductor(self: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm_omni_diffusion_compile.compile.workers import start_workers
+
+        inductor = sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor()
+        if inductor and not getattr(self.od_config, "enforce_eager", True):
+            config = DiffusionCompileSettings.of(self.od_config).diffusion_compile_config
+            if config.needs_inductor:
+                _open(self.od_config, config)
+                # After that: they inherit where the cache is.
+                if reason := start_workers():
+                    logger.debug("No compile workers are started ahead: %s.", reason)
         load_model(self, *args, **kwargs)
 
-    return with_cache
+    return with_inductor
 
 
-def _open(od_config: Any) -> None:
+def _open(od_config: Any, config: DiffusionCompileConfig) -> None:
     global _working
-    config = DiffusionCompileSettings.of(od_config).diffusion_compile_config
-    if _working is not None or not sys.modules[_RUNNER].current_omni_platform.supports_torch_inductor():
-        return
-    if not config.needs_inductor or config.cache_dir is False:
+    if _working is not None or config.cache_dir is False:
         return
     if os.environ.get(_DISABLE, "0") not in ("", "0"):
         logger.info("Compile cache: off, since %s is set.", _DISABLE)

@@ -15,7 +15,7 @@ from vllm_omni.diffusion.worker import diffusion_model_runner
 
 from vllm_omni_diffusion_compile.compile.cache.working import VARIABLE, Working
 from vllm_omni_diffusion_compile.compile.events import LOG
-from vllm_omni_diffusion_compile.upstream import cache
+from vllm_omni_diffusion_compile.upstream import inductor
 
 pytestmark = pytest.mark.contract
 
@@ -28,7 +28,7 @@ def _own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest
     for variable in (VARIABLE, "VLLM_OMNI_DIFFUSION_COMPILE_WORKING_DIR", "VLLM_DISABLE_COMPILE_CACHE"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
-    monkeypatch.setattr(cache, "_working", None)
+    monkeypatch.setattr(inductor, "_working", None)
     monkeypatch.setattr(
         diffusion_model_runner, "current_omni_platform", SimpleNamespace(supports_torch_inductor=lambda: True)
     )
@@ -42,18 +42,18 @@ def start(**settings: Any) -> Working | None:
     """Load a model as the runner does; returns what it compiles into."""
     seen: list[str | None] = []
     config = OmniDiffusionConfig.from_kwargs(model="MODEL", model_class_name="Flux2KleinPipeline", **settings)
-    load = cache.cache_before_load(lambda self, **_: seen.append(os.environ.get(VARIABLE)))
+    load = inductor.prepare_inductor(lambda self, **_: seen.append(os.environ.get(VARIABLE)))
     load(SimpleNamespace(od_config=config), load_format="dummy")
     (told,) = seen
-    working = cache._working
+    working = inductor._working
     assert told == (None if working is None else str(working.folder)), "torch is told before anything is loaded"
     return working
 
 
 def restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache._working is not None
-    cache._working.close()
-    monkeypatch.setattr(cache, "_working", None)
+    assert inductor._working is not None
+    inductor._working.close()
+    monkeypatch.setattr(inductor, "_working", None)
     monkeypatch.delenv(VARIABLE)
     LOG.listeners.clear()
     LOG.ready_listeners.clear()
@@ -129,8 +129,8 @@ def test_torchs_own_cache_that_the_user_set_up_is_used(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "theirs"))
     config = OmniDiffusionConfig.from_kwargs(model="MODEL", model_class_name="Flux2KleinPipeline")
-    cache.cache_before_load(lambda self: None)(SimpleNamespace(od_config=config))
-    assert cache._working is None
+    inductor.prepare_inductor(lambda self: None)(SimpleNamespace(od_config=config))
+    assert inductor._working is None
     assert os.environ[VARIABLE] == str(tmp_path / "theirs")
     assert f"torch's own in {tmp_path / 'theirs'}, since {VARIABLE} is set; ours is off" in caplog.text
 

@@ -1,4 +1,4 @@
-"""Checkpoints for the servers under test."""
+"""Checkpoints for servers and engines under test, and which release is installed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def klein() -> Path:
 def h3() -> Path:
     """MiniMax-H3, FL2VA partition: video with sound."""
     return made("minimax_h3") / "FL2VA"
+
+
+@pytest.fixture(scope="session")
+def qwen_image() -> Path:
+    """Qwen-Image, which runs several requests at once."""
+    return made("qwen_image")
 
 
 @pytest.fixture(scope="session")
