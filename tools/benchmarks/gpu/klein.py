@@ -1,11 +1,12 @@
-"""Flux2-Klein with its real widths and random weights, in process through `Omni`: one arm a process, one file an arm.
+"""Flux2-Klein with its real widths and random weights, in process through `Omni`: the release, ours, and ours in full.
 
-    VLLM_PLUGINS=vllm_omni_register_models python -m tools.benchmarks.gpu.klein CHECKPOINT OUT.json
-    python -m tools.benchmarks.gpu.klein CHECKPOINT OUT.json --ours --declared
-    python -m tools.benchmarks.gpu.klein CHECKPOINT OUT.json --ours '{"diffusion_compile_granularity": "full"}'
+    python -m tools.benchmarks.gpu.klein CHECKPOINT OUT.json
+    python -m tools.benchmarks.gpu.klein CHECKPOINT OUT.json --arm stock --arm ours --arm warm
 
-The first is stock. Give each arm an empty VLLM_CACHE_ROOT, or that of an earlier one for a warm start, and TMPDIR, and
-run all arms on one machine.
+Each arm is a process of its own with a folder of its own for what it compiles; they start one after the other and then
+take turns, request by request, on one accelerator. `warm` starts with what `ours` left. OUT.json is written anew after
+every step, so that a run which is cut short has told what it knew.
+
 CHECKPOINT is written where it does not exist (5 transformer blocks of two streams and 20 of one, 3.9 B parameters; the
 VAE's defaults; a text encoder of 4 layers). `--tiny` serves a tiny checkpoint, for a dry run without an accelerator.
 """
@@ -14,11 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +34,8 @@ import torch
 
 SIZES = ((1024, 1024), (1344, 768), (768, 768))
 STEPS = 4
-FURTHER_REQUESTS = 10
+# Plugins that a stock server would have, and what lets it run without an accelerator.
+STOCK_PLUGINS = "vllm_omni_register_models,diffusion_cpu"
 
 
 def write_checkpoint(out: Path) -> None:
@@ -69,65 +78,202 @@ def write_checkpoint(out: Path) -> None:
     klein.write(out, text_encoder=text_encoder, vae=AutoencoderKLFlux2, transformer=transformer)
 
 
-def _sizes(tiny: bool) -> tuple[tuple[int, int], ...]:
-    return ((256, 256), (256, 320)) if tiny else SIZES
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve it.
+
+    Args:
+        name: In the results.
+        ours: Whether this package is there, with the sizes declared.
+        settings: Further keyword arguments of `Omni`.
+        caches: Name of the arm whose folder it uses, if not its own.
+    """
+
+    name: str
+    ours: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    caches: str = ""
 
 
-def measure(model: Path, settings: dict[str, Any], *, tiny: bool) -> dict[str, Any]:
-    """Start `Omni`, then time the first and the further requests of each size."""
-    from torch._dynamo.utils import counters
-    from vllm_omni.entrypoints.omni import Omni
-    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+ARMS = (
+    Arm("stock", ours=False),
+    Arm("ours", ours=True),
+    Arm("full", ours=True, settings={"diffusion_compile_granularity": "full"}),
+    Arm("warm", ours=True, caches="ours"),
+)
 
-    started = time.perf_counter()
-    omni = Omni(model=str(model), stage_init_timeout=1800, init_timeout=1800, **settings)
-    result: dict[str, Any] = {"settings": settings, "ready_s": time.perf_counter() - started}
-    result["graphs_before_ready"] = counters["stats"]["unique_graphs"]
 
-    def request(width: int, height: int) -> float:
+class Model:
+    """`Omni` in the process of its arm."""
+
+    def __init__(self, arm: Arm, checkpoint: str, sizes: Sequence[tuple[int, int]]) -> None:
+        if arm.ours:
+            import vllm_omni_diffusion_compile.offline  # noqa: F401 - importing it registers the plugin
+        import vllm_omni  # noqa: F401 - imports are not part of what is timed
+        from torch._dynamo.utils import counters
+        from vllm_omni.entrypoints.omni import Omni
+
+        settings = dict(arm.settings)
+        if arm.ours:
+            shapes = [f"{width}x{height}" for width, height in sizes]
+            settings["diffusion_compile_config"] = {"warmup": {"shapes": shapes}}
+        self._graphs = counters["stats"]
+        start = time.perf_counter()
+        self._omni = Omni(model=checkpoint, stage_init_timeout=1800, init_timeout=1800, **settings)
+        self._ready_s = time.perf_counter() - start
+
+    def about(self) -> dict[str, Any]:
+        """Seconds until it was ready, graphs so far, and the most memory so far."""
+        cuda = torch.cuda.is_available()
+        return {
+            "ready_s": self._ready_s,
+            "graphs": self._graphs["unique_graphs"],
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if cuda else "cpu",
+        }
+
+    def request(self, width: int, height: int) -> float:
+        """Ask for one picture; return seconds."""
+        from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
         params = OmniDiffusionSamplingParams(width=width, height=height, num_inference_steps=STEPS, seed=1)
         start = time.perf_counter()
-        omni.generate({"prompt": "a lighthouse at dusk"}, params, use_tqdm=False)
+        self._omni.generate({"prompt": "a lighthouse at dusk"}, params, use_tqdm=False)
         return time.perf_counter() - start
 
-    for width, height in _sizes(tiny):
-        before = counters["stats"]["unique_graphs"]
-        first, *further = [request(width, height) for _ in range(1 + FURTHER_REQUESTS)]
-        result[f"{width}x{height}"] = {
-            "first_s": first, "median_s": statistics.median(further), "further_s": further,
-            "graphs": counters["stats"]["unique_graphs"] - before,
-        }  # fmt: skip
-    if torch.cuda.is_available():
-        result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return result
+
+def _serve(pipe: Connection, arm: Arm, checkpoint: str, folder: str, sizes: Sequence[tuple[int, int]]) -> None:
+    """Process of one arm: do what the other end of the pipe asks for."""
+    own = Path(folder) / (arm.caches or arm.name)
+    (own / "tmp").mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "VLLM_CACHE_ROOT": str(own), "TMPDIR": str(own / "tmp"),
+        "VLLM_PLUGINS": STOCK_PLUGINS + ",diffusion_compile" * arm.ours,
+    }  # fmt: skip
+    tempfile.tempdir = None
+    model: Model | None = None
+    while (asked := pipe.recv()) is not None:
+        try:
+            if model is None:
+                model = Model(arm, checkpoint, sizes)
+            pipe.send((True, getattr(model, asked[0])(*asked[1:])))
+        except Exception:  # noqa: BLE001 - it is told, and the other arms go on
+            pipe.send((False, traceback.format_exc()[-3000:]))
+    os._exit(0)  # the engine's threads outlive `main`
+
+
+class Process:
+    """The other side of `_serve`; an arm that failed or was too slow is asked nothing more."""
+
+    def __init__(self, arm: Arm, *given: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, arm, *given))
+        self._process.start()
+        theirs.close()
+        self.result: dict[str, Any] = {}
+
+    def ask(self, limit_s: float, *asked: Any) -> Any:
+        """Ask for something; None if it failed or took too long."""
+        if "error" in self.result:
+            return None
+        try:
+            self._pipe.send(asked)
+            in_time = self._pipe.poll(max(0.0, limit_s))
+            good, value = self._pipe.recv() if in_time else (False, f"no answer within {limit_s:.0f} s")
+        except (EOFError, BrokenPipeError):
+            good, value = False, "the process ended"
+        if good:
+            return value
+        self.result["error"] = value
+        self.stop()
+        return None
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.join()
+
+
+def summary(arms: Mapping[str, Mapping[str, Any]], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Medians and the ratios that matter."""
+    told: dict[str, Any] = {}
+    for size in [f"{width}x{height}" for width, height in sizes]:
+        medians: dict[str, float] = {}
+        for name, arm in arms.items():
+            first, *further = arm.get("seconds", {}).get(size, [None])
+            if first is None or not further:
+                continue
+            medians[name] = statistics.median(further)
+            told[f"{size}, {name}, median s"] = round(medians[name], 4)
+            told[f"{size}, {name}, first / median"] = round(first / medians[name], 3)
+            if name != "stock" and "stock" in medians:
+                told[f"{size}, {name} / stock"] = round(medians[name] / medians["stock"], 4)
+    for name, arm in arms.items():
+        if arm.get("at ready"):
+            told[f"{name}, ready, s"] = round(arm["at ready"]["ready_s"], 1)
+        if arm.get("at the end"):
+            told[f"{name}, graphs after ready"] = arm["at the end"]["graphs"] - arm["at ready"]["graphs"]
+        if "error" in arm:
+            told[f"{name}, FAILED"] = arm["error"].strip().splitlines()[-1]
+    return told
 
 
 def main() -> None:
-    """Measure one arm and write it down."""
+    """Measure and write down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("settings", nargs="?", type=json.loads, default={}, help="keyword arguments of Omni, as JSON")
-    parser.add_argument("--ours", action="store_true", help="register this package, as an offline program does")
-    parser.add_argument("--declared", action="store_true", help="declare the sizes that are measured")
+    names = [arm.name for arm in ARMS]
+    parser.add_argument("--arm", action="append", choices=names, help="default: stock, ours and full")
+    parser.add_argument("--turns", type=int, default=20, help="requests of each arm and size after the first")
+    parser.add_argument("--deadline", type=float, default=540, help="seconds after which what is missing is left out")
     parser.add_argument("--tiny", action="store_true", help="the checkpoint is a tiny one that exists")
     parser.add_argument("--write-only", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_intermixed_args()  # settings may stand behind the flags
+    options = parser.parse_args()
     if options.write_only:
         write_checkpoint(options.checkpoint)
         return
+    started = time.monotonic()
     if not options.tiny and not options.checkpoint.exists():
         # In a process of its own, so that its memory and its imports are not measured.
         subprocess.run([sys.executable, "-m", __spec__.name, *sys.argv[1:], "--write-only"], check=True)
-    if options.ours:
-        import vllm_omni_diffusion_compile.offline  # noqa: F401 - importing it registers the plugin
-    if options.declared:
-        shapes = [f"{width}x{height}" for width, height in _sizes(options.tiny)]
-        options.settings["diffusion_compile_config"] = {"warmup": {"shapes": shapes}}
-    result = measure(options.checkpoint, options.settings, tiny=options.tiny)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result), flush=True)
-    os._exit(0)  # the engine's threads outlive `main`
+    sizes = ((256, 256), (256, 320)) if options.tiny else SIZES
+    result: dict[str, Any] = {"arms": {}, "at_s": {}}
+
+    def left_s() -> float:
+        return started + float(options.deadline) - time.monotonic()
+
+    def done(step: str) -> None:
+        result["at_s"][step] = round(time.monotonic() - started, 1)
+        result["summary"] = summary(result["arms"], sizes)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{result['at_s'][step]:6.1f} s: {step}", flush=True)
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="klein-", ignore_cleanup_errors=True))
+        processes: dict[str, Process] = {}
+        for arm in ARMS:
+            if arm.name in (options.arm or ("stock", "ours", "full")):
+                process = Process(arm, str(options.checkpoint), folder, sizes)
+                stack.callback(process.stop)
+                processes[arm.name], result["arms"][arm.name] = process, process.result
+                # What starting takes must not take the time of the turns.
+                process.result["at ready"] = process.ask(left_s() - 60, "about")
+                done(f"{arm.name} is ready")
+        order = list(processes.values())
+        for size in sizes:
+            for turn in range(1 + options.turns):
+                for process in order[turn % len(order) :] + order[: turn % len(order)]:
+                    seconds = process.ask(left_s(), "request", *size)
+                    if seconds is not None:
+                        process.result.setdefault("seconds", {}).setdefault(f"{size[0]}x{size[1]}", []).append(seconds)
+            done(f"turns at {size[0]}x{size[1]}")
+        for process in order:
+            process.result["at the end"] = process.ask(left_s(), "about")
+        done("end")
+        print(json.dumps(result["summary"], indent=1), flush=True)
 
 
 if __name__ == "__main__":
