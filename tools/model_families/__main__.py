@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--static", action="store_true", help="with static shapes (default: dynamic)")
     parser.add_argument("--full", action="store_true", help="whole components (default: regional)")
     parser.add_argument("--parity", action="store_true", help="compare outputs instead of counting blocks")
+    parser.add_argument("--device", default="cpu", help="of --parity: where they run (default: cpu)")
     parser.add_argument("--backend", default="inductor", help="of --parity: what compiles (default: inductor)")
     options = parser.parse_args(arguments)
     known = {family.name: family for family in FAMILIES}
@@ -43,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _host_speaks_up_only_for_errors()
     if options.parity:
+        torch.set_default_device(options.device)
+        # An fp32 reference is computed in fp32.
+        torch.backends.cudnn.allow_tf32 = False
         return _parity(chosen, options.backend, options.json)
     return _table(chosen, options)
 
@@ -81,8 +85,8 @@ def _parity(families: list[Family], backend: str, file: Path | None) -> int:
         for result in parity.compare(family, parity.ways(backend)):
             print(result, flush=True)
             results.append(result)
-    if file:
-        file.write_text(json.dumps([result.to_json() for result in results], indent=2) + "\n")
+            if file:  # anew each time, so that a run which is cut short has told what it knew
+                file.write_text(json.dumps([result.to_json() for result in results], indent=2) + "\n")
     verdicts = Counter(result.verdict for result in results)
     print(
         f"{verdicts['holds']} of {len(results)} comparisons hold, {verdicts['FAILS']} fail; "

@@ -80,11 +80,13 @@ class Draw:
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Standard normal numbers that bf16 can represent, so that every data type sees the same ones."""
-        return torch.randn(shape, generator=self._generator, dtype=torch.float32).to(torch.bfloat16).to(self.dtype)
+        numbers = torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu")
+        return numbers.to(torch.bfloat16).to(torch.get_default_device(), self.dtype)
 
     def tokens(self, *shape: int, below: int) -> torch.Tensor:
         """Token ids."""
-        return torch.randint(below, shape, generator=self._generator)
+        ids = torch.randint(below, shape, generator=self._generator, device="cpu")
+        return ids.to(torch.get_default_device())
 
 
 def config(**values: Any) -> SimpleNamespace:

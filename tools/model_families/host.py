@@ -1,4 +1,7 @@
-"""The host's own surroundings of a model on one CPU rank, as its worker sets them up."""
+"""The host's own surroundings of a model on one rank, as its worker sets them up.
+
+The device is torch's default one: CPU, unless `torch.set_default_device` says something else.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,16 @@ def host(dtype: torch.dtype, tf_model_config: Any = None, model_class_name: str 
     from vllm_omni.diffusion.forward_context import set_forward_context
     from vllm_omni.diffusion.vllm_config import create_diffusion_vllm_config
 
-    from vllm_omni_diffusion_compile.platforms.cpu_grafts import apply_cpu_grafts
+    device = torch.get_default_device()
+    if device.type == "cpu":
+        from vllm_omni_diffusion_compile.platforms.cpu_grafts import apply_cpu_grafts
 
-    apply_cpu_grafts()
+        apply_cpu_grafts()
     od_config = OmniDiffusionConfig(model="", dtype=dtype, num_gpus=1)
     od_config.model_class_name = model_class_name
     if tf_model_config is not None:
         od_config.tf_model_config = TransformerConfig.from_dict(dict(tf_model_config))
-    vllm_config = create_diffusion_vllm_config(torch.device("cpu"), od_config)
+    vllm_config = create_diffusion_vllm_config(device, od_config)
     with (
         set_current_vllm_config(vllm_config),
         set_forward_context(vllm_config=vllm_config, omni_diffusion_config=od_config),
@@ -57,15 +62,16 @@ def _one_rank() -> None:
         return
     os.environ.update(MASTER_ADDR="localhost", LOCAL_RANK="0", RANK="0", WORLD_SIZE="1")
     os.environ.setdefault("MASTER_PORT", "0")
+    on_cpu = torch.get_default_device().type == "cpu"
     parallel_state.init_distributed_environment(
-        world_size=1, rank=0, distributed_init_method="tcp://localhost:0", backend="gloo"
+        world_size=1, rank=0, distributed_init_method="tcp://localhost:0", backend="gloo" if on_cpu else "nccl"
     )
     parallel_state.initialize_model_parallel()
 
 
 def build(family: Family, od_config: Any) -> torch.nn.Module:
     """Build a family's component inside `host` and fill its weights."""
-    with torch.device("meta" if family.meta else "cpu"):
+    with torch.device("meta") if family.meta else torch.get_default_device():
         component: torch.nn.Module = family.build(od_config).eval().requires_grad_(False)
     if not family.meta:
         fill(component)
@@ -82,7 +88,8 @@ def fill(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
-            numbers = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+            generator = torch.Generator().manual_seed(seed)
+            numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float32, device="cpu")
             if parameter.ndim >= 2:
                 numbers = numbers / max(1, parameter[0].numel()) ** 0.5
             elif name.rpartition(".")[2] == "weight":

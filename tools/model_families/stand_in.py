@@ -112,7 +112,7 @@ def load(pipeline: torch.nn.Module, od_config: Any, *, granularity: str, dynamic
     runner = object.__new__(host.DiffusionModelRunner)
     runner.od_config = od_config
     runner.vllm_config = None
-    runner.device = torch.device("cpu")
+    runner.device = torch.get_default_device()
     runner.pipeline = None
     runner.kv_transfer_manager = None
     runner.prompt_embed_cache = None

@@ -240,7 +240,7 @@ def _lingbot_world_inputs(size: int, dtype: torch.dtype) -> Mapping[str, Any]:
         "camera_hidden_states": draw.normal(1, 6 * 8 * 8, 1, height, width),
         "cache": allocate_lingbot_cache(
             batch_size=1, num_layers=2, max_tokens=height * width, num_local_heads=2, head_dim=16,
-            device=torch.device("cpu"), dtype=dtype,
+            device=torch.get_default_device(), dtype=dtype,
         ),
         "start_frame": 0,
         "update_cache": True,
@@ -266,7 +266,7 @@ def _minimax_h3_inputs(size: int, dtype: torch.dtype) -> Mapping[str, Any]:
     )
     branch = MiniMaxH3DenoiseBranch(
         packed=packed, text_embeddings=draw.normal(_TEXT, 32), token_tags=packed["token_tags"],
-        device=torch.device("cpu"),
+        device=torch.get_default_device(),
     )  # fmt: skip
     inputs: Mapping[str, Any] = branch.forward_kwargs(
         video_rows=draw.normal(frames * height * width // 4, 96).float(), audio_rows=draw.normal(8, 32).float(),
