@@ -52,7 +52,14 @@ class ScopeOutcome:
 
 
 def compile_component(  # noqa: PLR0913 - each is one decision of its caller
-    component: nn.Module, path: str, *, scope: Scope, protect: Protect, infer: bool, eager: Collection[str] = ()
+    component: nn.Module,
+    path: str,
+    *,
+    scope: Scope,
+    protect: Protect,
+    infer: bool,
+    eager: Collection[str] = (),
+    outside: Collection[str] = (),
 ) -> ScopeOutcome:
     """Set a component up to be compiled at its first call: all of it or nothing.
 
@@ -64,9 +71,10 @@ def compile_component(  # noqa: PLR0913 - each is one decision of its caller
         protect: See `Protect`.
         infer: Whether to infer the blocks of a component that declares none.
         eager: Classes of blocks that are left as they are in regional scope.
+        outside: Classes of modules that are called without the compiler in full scope, between two graphs.
     """
     if scope == "full":
-        return _compile_all(component, path, protect)
+        return _compile_all(component, path, protect, outside)
     regions, inferred, reason = _regions(component, infer)
     regions = [region for region in regions if region.cls not in eager]
     if not regions:
@@ -122,8 +130,11 @@ def _replace_forward(module: nn.Module, eager: Callable[..., Any], forward: Call
             reference.original_forward = forward
 
 
-def _compile_all(component: nn.Module, path: str, protect: Protect) -> ScopeOutcome:
+def _compile_all(component: nn.Module, path: str, protect: Protect, outside: Collection[str]) -> ScopeOutcome:
     region = type(component).__name__
+    for module in component.modules():
+        if type(module).__name__ in outside:
+            module.forward = torch.compiler.disable(module.forward)
     try:
         component.compile(**protect.compile_options(region))
     except Exception as error:  # noqa: BLE001 - the component is called as before

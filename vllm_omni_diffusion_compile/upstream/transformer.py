@@ -20,6 +20,11 @@ _USUAL = ("transformer", "transformer_2")
 _USED_ROWS = "L['max_seqlen']"
 _OF_PROMPT_ROWS = ("MiniMaxH3TokenRefinerBlock",)
 
+# Modules that torch 2.11 to 2.13 computes wrongly in a graph of dynamic shapes, without a word: `torch.add(self.eps, x,
+# alpha=a)` of a module's own number there loses `a`. For Anima that is 0.8 of the output's scale. Only full scope has the
+# module in a graph.
+_WRONG_IF_DYNAMIC = ("CosmosLearnablePositionalEmbed",)
+
 # On a pipeline: what of its blocks' arguments is dynamic whatever the setting.
 _DYNAMIC = "_diffusion_compile_dynamic_source"
 # On a pipeline: the ranks that run it in lockstep.
@@ -164,8 +169,11 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
 
     scope, config = settings.diffusion_compile_granularity, settings.diffusion_compile_config
     protect = Protect(path, component, settings, ranks, _logger())
-    eager = _OF_PROMPT_ROWS if _pads_prompts(settings) else ()
-    outcome = compile_component(component, path, scope=scope, protect=protect, infer=config.infer_regions, eager=eager)
+    outcome = compile_component(
+        component, path, scope=scope, protect=protect, infer=config.infer_regions,
+        eager=_OF_PROMPT_ROWS if _pads_prompts(settings) else (),
+        outside=_WRONG_IF_DYNAMIC if settings.diffusion_compile_dynamic else (),
+    )  # fmt: skip
     log = _logger()
     if outcome.error is not None:
         if config.on_failure == "raise":
