@@ -25,15 +25,19 @@ PROMPT_ROWS = "prompt_rows"
 COUNT = "count"
 REFERENCES = "references"
 KEYS = ("task", "width", "height", "frames", "seconds", "keyframes", REFERENCES, PROMPT_ROWS, COUNT)
+_KNOWN = frozenset(KEYS)
 # As vLLM-Omni's packers name the same.
 _PACKERS_NAMES = {"type": "kind", "ref_audio_t": "audio_steps", "audio_t": "audio_steps"}
 _REFERENCE_KEYS = ("kind", "width", "height", "frames", "seconds", "audio_steps", "audio_seconds")
 
+# What is remembered of what was read, so that a trace of any length fits into memory.
+MOST_KEPT = 1 << 16
+
 # Keeps every sum of rows times requests of a trace far below what would slow down.
-_MOST_REQUESTS = 10**9
-_SMALLEST = 32
-_LARGEST = 1 << 16
-_MOST_FRAMES = 1 << 20
+MOST_REQUESTS = 10**9
+SMALLEST = 32
+LARGEST = 1 << 16
+MOST_FRAMES = 1 << 20
 _REFERENCE_EXAMPLE = "'image:1024x768', 'audio:3.5s', 'video:640x352:56' or 'video:640x352:56:3.5s'"
 _SIZE = re.compile(r"(\d{1,6})[x*](\d{1,6})")
 
@@ -51,10 +55,8 @@ def read_shape(given: Mapping[str, Any], where: str = "") -> Shape:
     Raises:
         RequestError: A value that no request can have, or values that contradict each other.
     """
-    for name in given.keys() - set(KEYS):
-        near = difflib.get_close_matches(str(name), KEYS, n=1, cutoff=0.8)
-        if near:
-            raise RequestError(f"{where}unknown key {name!r}; did you mean {near[0]!r}?")
+    for name in given.keys() - _KNOWN:
+        check_key(name, where)
     stated = {name: value for name, value in given.items() if value is not None and value != ""}
     for name in ("width", "height"):
         if name not in stated:
@@ -63,13 +65,24 @@ def read_shape(given: Mapping[str, Any], where: str = "") -> Shape:
     keyframes = whole(stated.get("keyframes", 0), f"{where}keyframes", least=0, most=2)
     return Shape(
         task=_task(stated.get("task"), keyframes, references, where),
-        width=whole(stated["width"], f"{where}width", least=_SMALLEST, most=_LARGEST),
-        height=whole(stated["height"], f"{where}height", least=_SMALLEST, most=_LARGEST),
+        width=whole(stated["width"], f"{where}width", least=SMALLEST, most=LARGEST),
+        height=whole(stated["height"], f"{where}height", least=SMALLEST, most=LARGEST),
         frames=_frames(stated, where),
         keyframes=keyframes,
         references=references,
-        prompt_rows=whole(stated.get(PROMPT_ROWS, 0), f"{where}{PROMPT_ROWS}", least=0, most=_MOST_FRAMES),
+        prompt_rows=whole(stated.get(PROMPT_ROWS, 0), f"{where}{PROMPT_ROWS}", least=0, most=MOST_FRAMES),
     )
+
+
+def check_key(name: object, where: str = "") -> None:
+    """Refuse a key that looks like a misspelt one.
+
+    Raises:
+        RequestError: It does.
+    """
+    near = difflib.get_close_matches(str(name), KEYS, n=1, cutoff=0.8)
+    if near:
+        raise RequestError(f"{where}unknown key {name!r}; did you mean {near[0]!r}?")
 
 
 def read_count(value: object, where: str = "") -> int:
@@ -78,7 +91,7 @@ def read_count(value: object, where: str = "") -> int:
     Raises:
         RequestError: Not a whole number of at least 1.
     """
-    return whole(value, f"{where}{COUNT}", least=1, most=_MOST_REQUESTS)
+    return whole(value, f"{where}{COUNT}", least=1, most=MOST_REQUESTS)
 
 
 def read_references(value: object, where: str = "") -> tuple[Reference, ...]:
@@ -122,6 +135,8 @@ def whole(value: object, named: str, *, least: int, most: int) -> int:
     Raises:
         RequestError: It is none, or outside of the bounds.
     """
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value) if len(value) <= 32 else value
@@ -141,7 +156,7 @@ def _frames(stated: Mapping[str, Any], where: str) -> int | None:
         seconds = _seconds(stated["seconds"], f"{where}seconds")
         return max(1, round(seconds * FPS))
     if "frames" in stated:
-        return whole(stated["frames"], f"{where}frames", least=1, most=_MOST_FRAMES)
+        return whole(stated["frames"], f"{where}frames", least=1, most=MOST_FRAMES)
     return None
 
 
@@ -151,8 +166,8 @@ def _seconds(value: object, named: str) -> float:
             value = float(value.removesuffix("s"))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         raise RequestError(f"{named} is {_shown(value)}, expected a number of seconds above 0")
-    if value * FPS > _MOST_FRAMES:
-        raise RequestError(f"{named} is {_shown(value)}, expected at most {_MOST_FRAMES // FPS}")
+    if value * FPS > MOST_FRAMES:
+        raise RequestError(f"{named} is {_shown(value)}, expected at most {MOST_FRAMES // FPS}")
     return float(value)
 
 
@@ -241,16 +256,16 @@ def _made(
 ) -> Reference:
     return Reference(
         kind=kind,
-        width=whole(size[0], f"{named}.width", least=_SMALLEST, most=_LARGEST),
-        height=whole(size[1], f"{named}.height", least=_SMALLEST, most=_LARGEST),
-        frames=whole(frames, f"{named}.frames", least=1, most=_MOST_FRAMES) if kind == "video" else 0,
+        width=whole(size[0], f"{named}.width", least=SMALLEST, most=LARGEST),
+        height=whole(size[1], f"{named}.height", least=SMALLEST, most=LARGEST),
+        frames=whole(frames, f"{named}.frames", least=1, most=MOST_FRAMES) if kind == "video" else 0,
         audio_steps=steps,
     )
 
 
 def _steps(steps: object, seconds: object, named: str, *, required: bool = False) -> int:
     if steps is not None:
-        return whole(steps, f"{named}.audio_steps", least=0, most=_MOST_FRAMES)
+        return whole(steps, f"{named}.audio_steps", least=0, most=MOST_FRAMES)
     if seconds is not None:
         return audio_steps(_seconds(seconds, f"{named}.seconds"))
     if required:

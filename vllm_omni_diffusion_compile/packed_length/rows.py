@@ -29,10 +29,10 @@ FPS = 24
 # The VAE makes one latent pixel of 16, and the transformer one row of 2x2 latent pixels.
 PIXELS_PER_ROW = 32
 _LATENT_PIXELS_PER_ROW = 2
-_AUDIO_HZ = 40
-_AUDIO_CHANNELS = 2
+AUDIO_HZ = 40
+AUDIO_CHANNELS = 2
 # What a request that states no length gets.
-_DEFAULT_FRAMES: Mapping[Task, int] = {"t2va": 209, "fl2va": 209, "ref2va": 124}
+DEFAULT_FRAMES: Mapping[Task, int] = {"t2va": 209, "fl2va": 209, "ref2va": 124}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Reference:
     @property
     def rows(self) -> int:
         """The rows it takes."""
-        sound = _AUDIO_CHANNELS * self.audio_steps
+        sound = AUDIO_CHANNELS * self.audio_steps
         if self.kind == "audio":
             return sound
         still = frame_rows(self.width, self.height)
@@ -89,13 +89,13 @@ class Shape:
     @property
     def used_rows(self) -> int:
         """Rows that are not padding."""
-        frames = snapped_frames(self.frames or _DEFAULT_FRAMES[self.task])
+        frames = snapped_frames(self.frames or DEFAULT_FRAMES[self.task])
         still = frame_rows(self.width, self.height)
         return (
             self.prompt_rows
             + self.keyframes * still
             + sum(reference.rows for reference in self.references)
-            + _AUDIO_CHANNELS * audio_steps(frames / FPS)
+            + AUDIO_CHANNELS * audio_steps(frames / FPS)
             + latent_frames(frames) * still
         )
 
@@ -123,7 +123,7 @@ def latent_frames(frames: int) -> int:
 def audio_steps(seconds: float) -> int:
     """Return the latent steps of audio."""
     # A half is rounded to the even neighbour, there as here.
-    return round(seconds * _AUDIO_HZ)
+    return round(seconds * AUDIO_HZ)
 
 
 def rows_of_latents(  # noqa: PLR0913 - what the release hands to its packers
@@ -149,11 +149,11 @@ def rows_of_latents(  # noqa: PLR0913 - what the release hands to its packers
     """
     still = _latent_frame_rows(latent_h, latent_w)
     conditions = keyframes * still + sum(_block_rows(block) for block in ref_blocks)
-    return text_len + conditions + _AUDIO_CHANNELS * audio_t + latent_t * still
+    return text_len + conditions + AUDIO_CHANNELS * audio_t + latent_t * still
 
 
 def _block_rows(block: Mapping[str, Any]) -> int:
-    sound = _AUDIO_CHANNELS * int(block.get("ref_audio_t", 0))
+    sound = AUDIO_CHANNELS * int(block.get("ref_audio_t", 0))
     kind = block.get("kind", block.get("type"))
     if kind == "audio":
         return sound

@@ -147,3 +147,78 @@ _REST = dict.fromkeys(set(KEYS) - {"width", "height"}, _ANY)
 def test_whatever_a_line_says_it_is_read_or_refused(line: dict[str, Any]) -> None:
     with contextlib.suppress(RequestError):
         assert read_shape(line).used_rows > 0
+
+
+_USUAL: dict[str, st.SearchStrategy[Any]] = {
+    "task": st.sampled_from(["t2va", "FL2VA", "ref2va"]),
+    "frames": st.integers(1, 400),
+    "seconds": st.floats(0.01, 20) | st.integers(1, 20),
+    "keyframes": st.integers(0, 2),
+    "references": st.sampled_from([[], REFERENCES.split("; "), ["audio:0"]]),
+    "prompt_rows": st.integers(0, 900),
+    "count": st.integers(1, 10**9),
+    "id": st.integers(),
+}
+_LINE = st.fixed_dictionaries(
+    {"width": st.integers(32, 2000), "height": st.integers(32, 2000)},
+    optional={name: usual | st.none() | _ANY for name, usual in _USUAL.items()},
+)
+
+
+@given(st.lists(_LINE, min_size=1, max_size=4))
+def test_lines_read_together_say_what_they_say_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("trace")
+    (folder / "a.jsonl").write_text(
+        "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines if _finite(line))
+    )
+    columns = list({name: None for line in lines for name in line})
+    with (folder / "a.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, columns)
+        table.writeheader()
+        table.writerows(lines)
+    for path, together in ((folder / "a.jsonl", "JsonLines"), (folder / "a.csv", "CsvLines")):
+        found = _demanded(path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"vllm_omni_diffusion_compile.packed_length.trace.{together}.read", lambda *_: None)
+            assert found == _demanded(path)
+
+
+def _finite(line: dict[str, Any]) -> bool:
+    with contextlib.suppress(ValueError):
+        json.dumps(line, allow_nan=False)
+        return True
+    return False
+
+
+def _demanded(path: Path) -> object:
+    try:
+        found = demand(path)
+    except RequestError as error:
+        return str(error)
+    return found.used_rows.tolist(), sorted(found.requests.items())
+
+
+def test_a_million_different_requests_are_read_in_array_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(5)
+    lines = [
+        {"width": draw.randrange(64, 2048), "height": draw.randrange(64, 2048), "seconds": draw.uniform(1, 15),
+         "prompt_rows": draw.randrange(900), "user": f"u{number}"}
+        for number in range(3000)
+    ]  # fmt: skip
+    expected = [read_shape(line).used_rows for line in lines]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(lines[0]))
+        table.writeheader()
+        table.writerows(lines)
+
+    def refuse(*_: object) -> int:
+        raise AssertionError("a line was read by itself")
+
+    monkeypatch.setattr("vllm_omni_diffusion_compile.packed_length.trace.read_shape", refuse)
+    for name in ("a.jsonl", "a.csv"):
+        assert demand(tmp_path / name).used_rows.tolist() == expected, name

@@ -227,6 +227,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     names = [arm.name for arm in ARMS]
     parser.add_argument("--arm", action="append", choices=names, help="default: stock, ours and full")
+    parser.add_argument("--size", action="append", metavar="WxH", help="default: 1024x1024, 1344x768 and 768x768")
     parser.add_argument("--turns", type=int, default=20, help="requests of each arm and size after the first")
     parser.add_argument("--deadline", type=float, default=540, help="seconds after which what is missing is left out")
     parser.add_argument("--tiny", action="store_true", help="the checkpoint is a tiny one that exists")
@@ -240,6 +241,8 @@ def main() -> None:
         # In a process of its own, so that its memory and its imports are not measured.
         subprocess.run([sys.executable, "-m", __spec__.name, *sys.argv[1:], "--write-only"], check=True)
     sizes = ((256, 256), (256, 320)) if options.tiny else SIZES
+    if options.size:
+        sizes = tuple((int(width), int(height)) for width, _, height in (size.partition("x") for size in options.size))
     result: dict[str, Any] = {"arms": {}, "at_s": {}}
 
     def left_s() -> float:

@@ -324,6 +324,30 @@ class Run:
             for executor in self._executors
         }
 
+    def graph(self) -> None:
+        """Take what is around the kernel into a graph, with shapes that are static, and leave it outside."""
+        name, layout = next(iter(self._setup.layouts.items()))
+        inputs, made = self._setup.inputs(layout), self._plan(layout)
+
+        def ordered_and_chosen(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            query = rows[0].index_select(1, made.query_order)
+            key, value = (part.index_select(1, made.key_order) for part in rows[1:])
+            return query, key, value, *select(query, key, made, 0.8).lists()
+
+        def chosen(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return select(query, key, made, 0.8).lists()
+
+        inside, selection_inside = (torch.compile(call, dynamic=False) for call in (ordered_and_chosen, chosen))
+        calls: dict[str, Callable[[], object]] = {
+            "dense, all": functools.partial(self._dense[self._best], *inputs),
+            "order and selection, outside": functools.partial(ordered_and_chosen, *inputs),
+            "order and selection, inside": functools.partial(inside, *inputs),
+            "selection, outside": functools.partial(chosen, *inputs[:2]),
+            "selection, inside": functools.partial(selection_inside, *inputs[:2]),
+        }
+        self.result["graph"] = {"layout": name, "ms": self._clock.turns(calls)}
+        print(self.result["graph"], flush=True)
+
     def smooth(self) -> None:
         """Measure the main layout again with inputs that neighbours share, which choose protected blocks more often."""
         name, layout = next(iter(self._setup.layouts.items()))
@@ -406,16 +430,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--deadline", type=float, default=240, help="seconds after which what is missing is left out")
+    parser.add_argument("--only", metavar="STEP", help="of check, parts, graph, agreement and smooth")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on CPU")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - torch has no public name for it
     setup = DRY if options.dry_run else GPU
     with torch.inference_mode():
         run = Run(options.out, setup, time.monotonic() + options.deadline)
+        if options.only:
+            run.step(options.only, getattr(run, options.only))
+            return
         run.step("check", run.check)
         main_layout, *others = setup.layouts
         run.step(main_layout, functools.partial(run.layout, main_layout))
         run.step("parts", run.parts)
+        run.step("graph", run.graph)
         run.step("agreement", run.agreement)
         for name in others:
             run.step(name, functools.partial(run.layout, name))
