@@ -113,9 +113,8 @@ def check_arguments(arguments: Sequence[str], arms: Iterable[Arm]) -> None:
     decided = {name for arm in arms for name in arm.settings} | {"enforce_eager", GRANULARITY, DYNAMIC, VAE}
     for name, value in given(arguments).items():
         if name in decided:
-            raise BenchError(
-                f"{_flag(name if value is not False else f'no_{name}')} after -- is what the arms differ in; leave it out, and choose with --arm"
-            )
+            typed = _flag(f"no_{name}" if value is False else name)
+            raise BenchError(f"{typed} after -- is what the arms differ in; leave it out, and choose with --arm")
         if name in _OURS:
             raise BenchError(f"{_flag(name)} after --: leave it out; {_OURS[name]}")
         if name == CONFIG:

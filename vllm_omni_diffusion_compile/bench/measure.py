@@ -215,16 +215,17 @@ class Run:
             self.result.starts.append(member.start)
         try:
             yield
-        except BenchError as error:
+        except BaseException as error:
+            # If it cannot be stopped, that ends the bench: nothing can be measured beside it.
+            member.server.close()
+            if not isinstance(error, BenchError):
+                raise
             member.start.failed = str(error)
             member.start.log_tail = member.server.tail()
-            when = "cold" if member.start.cold else "warm"
-            budget = f"--budget {self.result.plan.budget_s:g} does not suffice: " * isinstance(error, BudgetSpentError)
-            self._entry(member.arm.name).not_measured = f"{budget}{error}, in its {when} start"
-            member.server.close()
-        except BaseException:
-            member.server.close()
-            raise
+            reason = f"{error}, in its {'cold' if member.start.cold else 'warm'} start"
+            if isinstance(error, BudgetSpentError):
+                reason = f"--budget {self.result.plan.budget_s:g} does not suffice: {reason}"
+            self._entry(member.arm.name).not_measured = reason
 
     def _left_for(self, member: _Member) -> float:
         left = member.limit - time.monotonic()
