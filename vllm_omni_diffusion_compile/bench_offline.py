@@ -33,7 +33,8 @@ def main() -> None:
     options = parser.parse_args()
     from vllm_omni.entrypoints.omni import Omni
 
-    omni = Omni(model=options.model, **options.settings)
+    # Without statistics nothing is counted, compilation neither.
+    omni = Omni(model=options.model, **({"log_stats": True} | options.settings))
     HTTPServer((options.host, options.port), _handler(omni, options.task)).serve_forever()
 
 

@@ -4,7 +4,8 @@ The noise of a median is the larger one of two half-widths, as a share of it: th
 order statistics, which assumes no distribution, and that of the medians of the blocks, which sees what changes from one
 start of a server to the next. With fewer than six samples the interval is all of their range.
 
-The noise of two arms is the sum of theirs: a difference counts only if it is larger than that.
+The noise of two arms is the sum of theirs. A difference is the share of the slower one's time that the faster one
+saves, and counts only if it is larger than that.
 """
 
 from __future__ import annotations
@@ -196,4 +197,4 @@ def joint_noise(one: Figures, other: Figures) -> float:
 
 def slower(arm: Figures, base: Figures) -> bool:
     """Whether requests of an arm take longer than those of another, by more than noise."""
-    return ratio(arm, base) - 1 > joint_noise(arm, base)
+    return 1 - ratio(base, arm) > joint_noise(arm, base)

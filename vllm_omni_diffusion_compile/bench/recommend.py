@@ -85,10 +85,9 @@ def _why(best: Figures, arms: Sequence[Figures], result: Result) -> list[str]:
 
 
 def _compared(arm: Figures, base: Figures) -> str:
-    change = ratio(arm, base) - 1
-    how = "longer" if change > 0 else "less long"
+    faster, other = (arm, base) if ratio(arm, base) <= 1 else (base, arm)
     return (
-        f"a request of {arm.name} takes {abs(change):.1%} {how} than of {base.name}, "
+        f"a request to {faster.name} takes {1 - ratio(faster, other):.1%} less time than to {other.name}, "
         f"with a noise of {joint_noise(arm, base):.1%}"
     )
 
@@ -97,25 +96,25 @@ def _pays(arm: Figures, base: Figures) -> list[str]:
     """Say after how many requests the longer start is made up for."""
     saved = sum(base.shapes[shape].median - arm.shapes[shape].median for shape in base.shapes) / len(base.shapes)
     parts = [
-        f"{ours - theirs:.0f} s longer {when}, made up for after {max(0.0, ours - theirs) / saved:.0f} requests"
+        f"{ours - theirs:.0f} s longer {when}, made up for after {round((ours - theirs) / saved)} requests"
         for when, ours, theirs in (
             ("cold", arm.ready_cold_s, base.ready_cold_s),
             ("warm", arm.ready_warm_s, base.ready_warm_s),
         )
-        if ours is not None and theirs is not None and saved > 0
+        if ours is not None and theirs is not None and ours > theirs and saved > 0
     ]
-    return [f"Its start takes {'; '.join(parts)}, of all shapes alike."] if parts else []
+    shapes = " of all shapes alike" if len(base.shapes) > 1 else ""
+    return [f"Its start takes {'; '.join(parts)}{shapes}."] if parts else []
 
 
 def _exceptions(arm: Figures, base: Figures, result: Result) -> list[str]:
     said = []
     for number, latency in arm.shapes.items():
         other = base.shapes[number]
-        change = latency.median / other.median - 1
-        if change > latency.noise + other.noise:
-            said.append(
-                f"At {result.plan.shapes[number]} it is {change:.1%} slower than {base.name}, outside of noise."
-            )
+        lost = 1 - other.median / latency.median
+        if lost > latency.noise + other.noise:
+            where = result.plan.shapes[number]
+            said.append(f"At {where} {base.name} takes {lost:.1%} less time than {arm.name}, outside of noise.")
     return said
 
 

@@ -21,7 +21,7 @@ def test_the_faster_arm_with_the_gain_the_noise_and_the_command() -> None:
     )
     assert advice.arm == "regional-dynamic"
     text = " ".join(advice.sentences)
-    assert "a request of regional-dynamic takes 20.0% less long than of eager, with a noise of 0.2%" in text
+    assert "a request to regional-dynamic takes 20.0% less time than to eager, with a noise of 0.2%" in text
     # 40 s and 4 s over 0.2 s a request.
     assert "40 s longer cold, made up for after 200 requests; 4 s longer warm, made up for after 20 requests" in text
     assert advice.command is not None
@@ -35,7 +35,7 @@ def test_the_faster_arm_with_the_gain_the_noise_and_the_command() -> None:
 def test_eager_where_it_is_best() -> None:
     advice = recommend(result({"eager": flat(1.0), "regional-dynamic": flat(1.1)}))
     assert advice.arm == "eager"
-    assert "eager is best: a request of regional-dynamic takes 10.0% longer than of eager" in advice.sentences[0]
+    assert "eager is best: a request to eager takes 9.1% less time than to regional-dynamic" in advice.sentences[0]
     assert advice.command == "vllm serve MODEL --omni --enforce-eager"
 
 
@@ -43,7 +43,7 @@ def test_eager_where_the_difference_is_noise() -> None:
     noisy = [[[0.8, 0.95, 1.1]] * 2]
     advice = recommend(result({"eager": flat(1.0), "regional-dynamic": noisy}))
     assert advice.arm == "eager"
-    assert "what others gain is within noise (a request of regional-dynamic takes 5.0% less long" in advice.sentences[0]
+    assert "what others gain is within noise (a request to regional-dynamic takes 5.0% less time" in advice.sentences[0]
 
 
 def test_of_arms_that_are_not_told_apart_the_one_that_is_ready_soonest() -> None:
@@ -69,7 +69,7 @@ def test_an_arm_that_compiled_after_ready_is_passed_over_and_else_said() -> None
 def test_a_shape_that_gets_slower_is_named() -> None:
     advice = recommend(result({"eager": flat(1.0, 1.0), "full-dynamic": flat(0.5, 1.2)}))
     assert advice.arm == "full-dynamic"
-    assert any("At 128x64 it is 20.0% slower than eager" in sentence for sentence in advice.sentences)
+    assert any("At 128x64 eager takes 16.7% less time than full-dynamic" in sentence for sentence in advice.sentences)
 
 
 def test_what_was_not_measured_completely_is_never_recommended() -> None:

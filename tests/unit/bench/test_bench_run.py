@@ -95,7 +95,7 @@ def test_arms_alternate_and_the_second_start_has_the_cache_of_the_first(capsys: 
         assert start["report"] == (None if start["arm"] == "eager" else {"version": 1, "shapes": []})
     out = capsys.readouterr().out
     # The stand-in takes 30 ms eagerly and 10 ms compiled, and the noise of a busy machine is below that.
-    assert "regional-dynamic: a request of regional-dynamic takes" in out
+    assert "regional-dynamic: a request to regional-dynamic takes" in out
     assert "vllm serve a/model --omni --diffusion-compile-granularity regional" in out
     assert "--dtype bfloat16" in out
     assert "cache_dir" not in out
@@ -138,7 +138,7 @@ def test_a_server_that_dies_costs_its_own_arm(behave: Does, capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "no kernel, says the stand-in" in out
     assert "full-dynamic is out of account" in out
-    assert "regional-dynamic: a request of" in out
+    assert "regional-dynamic: a request to" in out
 
 
 def test_a_server_that_never_gets_ready(behave: Does) -> None:
