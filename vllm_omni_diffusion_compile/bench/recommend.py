@@ -36,7 +36,9 @@ def recommend(result: Result) -> Recommendation:
     """
     measured = [arm for arm in figures(result) if arm.complete]
     left_out = tuple(
-        f"{entry.name} is out of account: {entry.not_measured}." for entry in result.arms if entry.not_measured
+        f"{entry.name} is out of account: it was not measured completely."
+        for entry in result.arms
+        if entry.not_measured
     )
     dense = [arm for arm in measured if not _is_sparse(arm)] or measured
     if len(measured) < 2:

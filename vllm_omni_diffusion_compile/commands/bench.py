@@ -286,7 +286,8 @@ def _show(measured: Result) -> None:
     output.print(table(measured))
     for entry in measured.arms:
         if entry.not_measured:
-            output.print(f"{entry.name} was not measured: {entry.not_measured}", markup=False, soft_wrap=True)
+            some = " completely" if any(start.samples for start in measured.starts_of(entry.name)) else ""
+            output.print(f"{entry.name} was not measured{some}: {entry.not_measured}", markup=False, soft_wrap=True)
             for line in _log_tail(measured, entry.name):
                 output.print(f"  {line}", markup=False, soft_wrap=True)
     advice = recommend(measured)

@@ -77,7 +77,7 @@ def test_what_was_not_measured_completely_is_never_recommended() -> None:
     made.arms[2].not_measured = "it died"
     advice = recommend(made)
     assert advice.arm == "regional-dynamic"
-    assert "full-dynamic is out of account: it died." in advice.sentences
+    assert "full-dynamic is out of account: it was not measured completely." in advice.sentences
     made.arms[1].not_measured = "it died, too"
     advice = recommend(made)
     assert advice.arm is None and advice.command is None
