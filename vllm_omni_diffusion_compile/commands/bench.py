@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ _PROMPT = "a lighthouse on a cliff, in the evening"
 _DETECT = "vllm_omni_diffusion_compile.upstream.output_type"
 _DETECT_S = 180.0
 _INTERRUPTED = 128
+# vLLM's filter of plugins, and our entry point among them.
+_PLUGINS, _OURS = "VLLM_PLUGINS", "diffusion_compile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     how.add_argument("--offline", action="store_true", help="measure Omni in a process of its own, not a server")
     how.add_argument("--budget", metavar="S", type=float, help="seconds for all of it; arms that do not fit are named")
-    how.add_argument("--ready-timeout", metavar="S", type=float, default=1800.0, help="for one start (default: 1800)")
+    how.add_argument(
+        "--ready-timeout", metavar="S", type=float, default=1800.0,
+        help="seconds for one start, and for one request (default: 1800)",
+    )  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", type=Path, help="write every sample, and what it was measured with")
     output.add_argument("--plot", metavar="FILE", type=Path, help="draw times to ready and latencies (PNG)")
@@ -233,6 +239,11 @@ def _plan(options: argparse.Namespace, shapes: list[Shape], task: Literal["image
 
 def _vllm() -> str:
     """Find `vllm`: that of the environment this runs in, else what the shell would find."""
+    plugins = os.environ.get(_PLUGINS)
+    if plugins is not None and _OURS not in plugins.split(","):
+        raise BenchError(
+            f"{_PLUGINS} is {plugins!r}, so no server would load this package; add {_OURS}, or leave the variable out"
+        )
     beside = Path(sys.executable).with_name("vllm")
     found = str(beside) if beside.is_file() else shutil.which("vllm")
     if found is None:

@@ -37,6 +37,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
     monkeypatch.setattr(server, "_STOP_SIGNALS", [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.5), (signal.SIGKILL, 9.0)])
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setenv("STAND_IN_ASKED", str(tmp_path / "asked"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -246,7 +247,7 @@ def test_files_that_are_no_result(text: str | None, says: str, capsys: pytest.Ca
         (["--arm", "regional+rainfusion"], "this model makes images"),
         (["--shape", "64"], "expected WIDTHxHEIGHT"),
         (["--shape", "64x64"], "--shape 64x64 is there twice"),
-        (["--shape", '{"width": 64, "hight": 64}'], "unknown key '--shape [1].hight'"),
+        (["--shape", '{"width": 64, "depth": 64}'], "unknown key '--shape [1].depth'"),
         (["--shape", "64x64x25"], "has frames, and this model makes images"),
         (["--shape", '{"width": 64, "height": 32, "images": 1}'], "sends no input pictures"),
         (["--rounds", "1"], "--rounds is 1, expected at least 2"),
@@ -263,6 +264,14 @@ def test_what_is_refused_before_anything_starts(
     monkeypatch.setattr(subprocess, "Popen", None)
     assert main(["bench", MODEL, *QUICK, *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_servers_that_would_not_load_this_package_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "diffusion_cpu")
+    assert main(["bench", MODEL, *QUICK]) == 2
+    assert "VLLM_PLUGINS is 'diffusion_cpu'" in capsys.readouterr().err
 
 
 def test_a_model_that_makes_neither_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
