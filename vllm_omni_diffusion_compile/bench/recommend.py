@@ -68,11 +68,13 @@ def _why(best: Figures, arms: Sequence[Figures], result: Result) -> list[str]:
     if not others:
         return [f"{best.name} is the only arm that computes dense attention; there is nothing to weigh it against."]
     if base is best:
-        faster = [arm for arm in others if ratio(arm, best) < 1]
-        if not faster:
-            return [f"{best.name} is best: {_compared(min(others, key=lambda arm: ratio(arm, best)), best)}."]
-        nearest = min(faster, key=lambda arm: ratio(arm, best))
-        return [f"{best.name}: what others gain is within noise ({_compared(nearest, best)}), and it starts soonest."]
+        nearest = min(others, key=lambda arm: ratio(arm, best))
+        if slower(nearest, best):
+            return [f"{best.name} is best: {_compared(nearest, best)}."]
+        return [
+            f"{best.name}: the difference is within noise ({_compared(nearest, best)}), and it has nothing to compile.",
+            "More --requests, or --together, may tell them apart.",
+        ]
     said = [f"{best.name}: {_compared(best, base)}." if base else f"{best.name}."]
     if base:
         said += _pays(best, base) + _exceptions(best, base, result)

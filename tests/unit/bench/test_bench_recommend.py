@@ -43,7 +43,14 @@ def test_eager_where_the_difference_is_noise() -> None:
     noisy = [[[0.8, 0.95, 1.1]] * 2]
     advice = recommend(result({"eager": flat(1.0), "regional-dynamic": noisy}))
     assert advice.arm == "eager"
-    assert "what others gain is within noise (a request to regional-dynamic takes 5.0% less time" in advice.sentences[0]
+    assert "the difference is within noise (a request to regional-dynamic takes 5.0% less time" in advice.sentences[0]
+
+
+def test_eager_is_not_called_best_for_less_than_the_noise() -> None:
+    noisy = [[[0.9, 1.01, 1.1]] * 2]
+    advice = recommend(result({"eager": flat(1.0), "regional-dynamic": noisy}))
+    assert advice.arm == "eager"
+    assert "the difference is within noise (a request to eager takes 1.0% less time" in advice.sentences[0]
 
 
 def test_of_arms_that_are_not_told_apart_the_one_that_is_ready_soonest() -> None:
