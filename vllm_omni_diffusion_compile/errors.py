@@ -6,6 +6,7 @@ DiffusionCompileError
 │   └── ...           names target, expected and found; nothing of the target's module has been touched
 ├── WarmupError       a declared shape that the server was to be warm for could not be warmed
 ├── ReportError       a report on a start that is not there, or none
+├── BenchError        what a bench was asked for, or what one of its servers did
 ├── ComponentError    a pipeline declares a component that does not exist
 ├── RequestError      a request, or one line of a trace of requests, that cannot be served as it asks
 ├── RankFailedError   a compiled region failed on one rank after it had communicated with the others
@@ -51,6 +52,10 @@ class WarmupError(DiffusionCompileError, RuntimeError):
 
 class ReportError(DiffusionCompileError, ValueError):
     """A file or an address that gives no report on a start."""
+
+
+class BenchError(DiffusionCompileError, RuntimeError):
+    """Arms that cannot be measured as they are asked for, or a server of one that failed. The message says which."""
 
 
 class RequestError(DiffusionCompileError, ValueError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from vllm_omni_diffusion_compile import __version__
-from vllm_omni_diffusion_compile.commands import buckets, cache, rainfusion, report
+from vllm_omni_diffusion_compile.commands import bench, buckets, cache, rainfusion, report
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -32,6 +32,7 @@ class Command(Protocol):
 
 
 COMMANDS: Mapping[str, Command] = {
+    "bench": bench,
     "buckets": buckets,
     "cache": cache,
     "rainfusion": rainfusion,
