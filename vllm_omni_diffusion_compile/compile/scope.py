@@ -134,7 +134,7 @@ def _compile_all(component: nn.Module, path: str, protect: Protect, outside: Col
     region = type(component).__name__
     for module in component.modules():
         if type(module).__name__ in outside:
-            module.forward = torch.compiler.disable(module.forward)
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]  # torch's own
     try:
         component.compile(**protect.compile_options(region))
     except Exception as error:  # noqa: BLE001 - the component is called as before

@@ -20,9 +20,9 @@ _USUAL = ("transformer", "transformer_2")
 _USED_ROWS = "L['max_seqlen']"
 _OF_PROMPT_ROWS = ("MiniMaxH3TokenRefinerBlock",)
 
-# Modules that torch 2.11 to 2.13 computes wrongly in a graph of dynamic shapes, without a word: for a module's own number
-# `torch.add(self.eps, x, alpha=a)` loses `a` there. For Anima that is 0.8 of the output's scale. Only full scope has the
-# module in a graph.
+# Modules that torch 2.11 to 2.13 computes wrongly in a graph of dynamic shapes, without a word: for a module's own
+# number `torch.add(self.eps, x, alpha=a)` loses `a` there. For Anima that is 0.8 of the output's scale. Only full scope
+# has the module in a graph.
 _WRONG_IF_DYNAMIC = ("CosmosLearnablePositionalEmbed",)
 
 # On a pipeline: what of its blocks' arguments is dynamic whatever the setting.

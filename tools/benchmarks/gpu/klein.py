@@ -240,9 +240,9 @@ def main() -> None:
     if not options.tiny and not options.checkpoint.exists():
         # In a process of its own, so that its memory and its imports are not measured.
         subprocess.run([sys.executable, "-m", __spec__.name, *sys.argv[1:], "--write-only"], check=True)
-    sizes = ((256, 256), (256, 320)) if options.tiny else SIZES
+    sizes: Sequence[tuple[int, int]] = ((256, 256), (256, 320)) if options.tiny else SIZES
     if options.size:
-        sizes = tuple((int(width), int(height)) for width, _, height in (size.partition("x") for size in options.size))
+        sizes = [(int(width), int(height)) for width, _, height in (size.partition("x") for size in options.size)]
     result: dict[str, Any] = {"arms": {}, "at_s": {}}
 
     def left_s() -> float:
