@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +111,9 @@ def examine(words: list[str] | None, config: str | None, doing: Doing = lambda _
         yield _section("compile cache", (found for each in directories for found in check_cache(each)))
 
 
-def _examine_host(words: list[str] | None, config: str | None, doing: Doing) -> Iterator[Section]:
+def _examine_host(
+    words: list[str] | None, config: str | None, doing: Doing
+) -> Generator[Section, None, Resolution | None]:
     """Look at what takes vLLM-Omni; return what the command line comes to."""
     import torch
 
@@ -134,14 +136,14 @@ def _examine_host(words: list[str] | None, config: str | None, doing: Doing) -> 
     checked = _section("grafts", grafts.check_grafts())
     yield checked
     if exit_status(checked.findings) == 2:
-        yield _section(
-            "settings", [Finding.unknown("command line", "not resolved: no server starts with a graft refused")]
-        )
+        if words or config:
+            unresolved = Finding.unknown("command line", "not resolved: no server starts with a graft refused")
+            yield _section("settings", [unresolved])
         return None
     return (yield from _examine_stages(words, config, doing))
 
 
-def _examine_stages(words: list[str] | None, config: str | None, doing: Doing) -> Iterator[Section]:
+def _examine_stages(words: list[str] | None, config: str | None, doing: Doing) -> Generator[Section, None, Resolution]:
     """Look at the settings, and at what they choose on this platform."""
     from vllm_omni_diffusion_compile.doctor.rainfusion import check_rainfusion
     from vllm_omni_diffusion_compile.upstream.inspection import attention, pipelines, settings

@@ -44,8 +44,8 @@ def check_cache(cache_dir: str | Literal[False] | None = None) -> Iterator[Findi
     except OSError as error:
         yield _unusable(directory, why, error)
     else:
-        there = "" if directory.is_dir() else ", which the first start makes"
-        yield Finding.ok(_NAME, f"{directory}{there} (from {why}); only its owner can write it")
+        safe = "only its owner can write it" if directory.is_dir() else "the first start makes it"
+        yield Finding.ok(_NAME, f"{directory} (from {why}); {safe}")
     yield from _bundles(store)
 
 
