@@ -40,6 +40,7 @@ class GraftError(DiffusionCompileError, RuntimeError):
         self.target = target
         self.expected = expected
         self.found = found
+        self.remedy = remedy
 
 
 class ComponentError(DiffusionCompileError, AttributeError):

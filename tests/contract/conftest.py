@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,17 @@ def _caches_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CACHE_ROOT", str(tmp_path_factory.mktemp("caches")))
         yield
+
+
+@pytest.fixture
+def generic_model(tmp_path: Path) -> str:
+    """A model that no registered pipeline claims; resolving its stages reads the index alone."""
+    model = tmp_path / "generic"
+    model.mkdir()
+    (model / "model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinPipeline"}))
+    (model / "transformer").mkdir()
+    (model / "transformer" / "config.json").write_text("{}")
+    return str(model)
 
 
 @pytest.fixture(autouse=True)

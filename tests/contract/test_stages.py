@@ -18,17 +18,6 @@ CONFIG = "diffusion_compile_config"
 
 
 @pytest.fixture
-def generic_model(tmp_path: Path) -> str:
-    """A model that no registered pipeline claims; resolving its stages reads the index alone."""
-    model = tmp_path / "generic"
-    model.mkdir()
-    (model / "model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinPipeline"}))
-    (model / "transformer").mkdir()
-    (model / "transformer" / "config.json").write_text("{}")
-    return str(model)
-
-
-@pytest.fixture
 def registered_pipeline() -> Iterator[str]:
     """A two-stage pipeline of which the second one is diffusion."""
     name = "tiny_two_stage"

@@ -10,8 +10,9 @@ from packaging.specifiers import SpecifierSet
 from vllm_omni_diffusion_compile import __version__
 from vllm_omni_diffusion_compile.upstream.after_import import AfterImport
 from vllm_omni_diffusion_compile.upstream.graft import Outcome, graft_module, installed_release, undo
-from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS, TESTED_RELEASES
+from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS
 from vllm_omni_diffusion_compile.upstream.log import host_logger
+from vllm_omni_diffusion_compile.upstream.releases import TESTED_RELEASES
 
 logger = host_logger(__name__)
 outcomes: list[Outcome] = []
@@ -34,6 +35,11 @@ def activate() -> None:
         deactivate()
         raise
     _say_once()
+
+
+def active() -> bool:
+    """Whether this process is being grafted."""
+    return _watch is not None
 
 
 def deactivate() -> None:

@@ -24,10 +24,9 @@ _REMEDY = (
     "install a vLLM-Omni release that this package was tested with (see README), update vllm-omni-diffusion-compile, "
     "or leave it out of VLLM_PLUGINS"
 )
+_OURS = "vllm_omni_diffusion_compile"
 # Code that decorates the host's own functions; a wrapper from elsewhere is another plugin's.
-_NOT_PLUGINS = (
-    frozenset({"vllm", "vllm_omni", "vllm_omni_diffusion_compile", "torch", "pydantic"}) | sys.stdlib_module_names
-)
+_NOT_PLUGINS = frozenset({"vllm", "vllm_omni", _OURS, "torch", "pydantic"}) | sys.stdlib_module_names
 
 _ABSENT = object()
 
@@ -234,19 +233,7 @@ def graft_module(module: ModuleType, grafts: Iterable[Graft]) -> list[Outcome]:
     Raises:
         GraftError: A check failed; nothing was assigned.
     """
-    outcomes: list[Outcome] = []
-    for graft in grafts:
-        if graft in _undo:
-            outcomes.append(Outcome(graft=graft, state="already applied"))
-        elif not _in_release(graft):
-            outcomes.append(Outcome(graft=graft, state="not in this release"))
-        elif graft.steps_aside(module):
-            outcomes.append(Outcome(graft=graft, state="native"))
-        elif graft.present is not None and graft.present(module):
-            outcomes.append(Outcome(graft=graft, state="present"))
-        else:
-            graft.check(module)
-            outcomes.append(Outcome(graft=graft, state="applied", composed_with=graft.wrapped_by(module)))
+    outcomes = [examine(graft, module) for graft in grafts]
     done: list[Graft] = []
     try:
         for outcome in outcomes:
@@ -257,6 +244,49 @@ def graft_module(module: ModuleType, grafts: Iterable[Graft]) -> list[Outcome]:
         undo(done)
         raise
     return outcomes
+
+
+def examine(graft: Graft, module: ModuleType) -> Outcome:
+    """Say what would become of a graft now; nothing is assigned.
+
+    Raises:
+        GraftError: The target is not what the graft was written for.
+    """
+    if graft in _undo:
+        return Outcome(graft=graft, state="already applied")
+    if not _in_release(graft):
+        return Outcome(graft=graft, state="not in this release")
+    if graft.steps_aside(module):
+        return Outcome(graft=graft, state="native")
+    if graft.present is not None and graft.present(module):
+        return Outcome(graft=graft, state="present")
+    graft.check(module)
+    return Outcome(graft=graft, state="applied", composed_with=graft.wrapped_by(module))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covered:
+    """What somebody else put where an applied graft was.
+
+    Args:
+        by: The module that it comes from.
+        calls_ours: Whether what we put there is seen behind it, by `__wrapped__`.
+    """
+
+    by: str
+    calls_ours: bool
+
+
+def covered(graft: Graft, module: ModuleType) -> Covered | None:
+    """Say who wrapped or replaced the target after us, or None."""
+    by = graft.wrapped_by(module) if graft in _undo and not isinstance(graft, FieldGraft) else None
+    if by is None:
+        return None
+    owner, attribute = graft.locate(module)
+    behind = _function(inspect.getattr_static(owner, attribute, None))
+    while behind is not None and _plugin_of(behind, graft.module) is not None:
+        behind = getattr(behind, "__wrapped__", None)
+    return Covered(by=by, calls_ours=_home(behind).startswith(_OURS))
 
 
 def undo(grafts: Iterable[Graft]) -> None:
@@ -305,8 +335,13 @@ def _plugin_of(attribute: Any, host: str) -> str | None:
 
     A wrapper made with functools.wraps carries the host's `__module__`, but its code lives in its author's module.
     """
-    home = getattr(_function(attribute), "__globals__", {}).get("__name__")
-    return None if home in (None, host) or str(home).partition(".")[0] in _NOT_PLUGINS else str(home)
+    home = _home(attribute)
+    return None if home in ("", host) or home.partition(".")[0] in _NOT_PLUGINS else home
+
+
+def _home(attribute: Any) -> str:
+    """Module that an attribute's code lives in; empty for what is no function."""
+    return str(getattr(_function(attribute), "__globals__", {}).get("__name__") or "")
 
 
 def _like(before: Any, after: Any) -> Any:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 logger = host_logger(__name__)
 
 _RUNNER = "vllm_omni.diffusion.worker.diffusion_model_runner"
-_DISABLE = "VLLM_DISABLE_COMPILE_CACHE"
 # Settings that change what is compiled.
 _SETTINGS = ("diffusion_compile_granularity", "diffusion_compile_dynamic", "diffusion_compile_vae")
 _CONFIG_KEYS = ("backend", "mode")
@@ -59,17 +57,16 @@ def _open(od_config: Any, config: DiffusionCompileConfig) -> None:
     global _working
     if _working is not None or config.cache_dir is False:
         return
-    if os.environ.get(_DISABLE, "0") not in ("", "0"):
-        logger.info("Compile cache: off, since %s is set.", _DISABLE)
-        return
-    from vllm_omni_diffusion_compile.compile.cache.store import Store, default_directory
-    from vllm_omni_diffusion_compile.compile.cache.working import VARIABLE, Working, belongs_to_user
+    from vllm_omni_diffusion_compile.compile.cache.place import cache_directory
+    from vllm_omni_diffusion_compile.compile.cache.store import Store
+    from vllm_omni_diffusion_compile.compile.cache.working import Working
     from vllm_omni_diffusion_compile.compile.events import LOG
 
-    if (theirs := belongs_to_user()) is not None:
-        logger.info("Compile cache: torch's own in %s, since %s is set; ours is off.", theirs, VARIABLE)
+    directory, why = cache_directory(config.cache_dir)
+    if directory is None:
+        logger.info("Compile cache: %s.", why)
         return
-    store = Store(Path(config.cache_dir).expanduser() if config.cache_dir else default_directory())
+    store = Store(directory)
     try:
         _working = Working(store, _key(od_config), _warn)
     except OSError as error:  # no place to compile into: torch finds one, or says so

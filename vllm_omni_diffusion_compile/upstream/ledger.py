@@ -30,8 +30,6 @@ from vllm_omni_diffusion_compile.upstream import (
 from vllm_omni_diffusion_compile.upstream.dataclass_field import NewField
 from vllm_omni_diffusion_compile.upstream.graft import FieldGraft, Graft, applied
 
-TESTED_RELEASES = ">=0.28.0,<0.31"
-
 _VAE_COMPILE = "https://github.com/vllm-project/vllm-omni/pull/6010"
 _HAS_VAE_COMPILE = "the oldest supported release has diffusion_compile_vae"
 _STAGE_CONFIG = "vllm_omni.config.stage_config"

@@ -84,12 +84,17 @@ class Store:
     def check(self) -> None:
         """Refuse a directory that others can write: compiled artifacts are code.
 
+        One that is not there yet is judged by those above it.
+
         Raises:
             UnsafeDirectoryError: See `prepare`.
         """
         own = self.directory.resolve()
-        _refuse_foreign(own, "directory")
+        if own.exists():
+            _refuse_foreign(own, "directory")
         for parent in own.parents:
+            if not parent.exists():
+                continue
             mode = parent.stat().st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 raise UnsafeDirectoryError(

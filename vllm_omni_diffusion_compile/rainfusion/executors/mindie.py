@@ -16,6 +16,12 @@ _ENTRY = "mindiesd.layers.flash_attn.sparse_flash_attn_rf_v2"
 # 0: high precision. Sparsity is what is to make it faster.
 _INNER_PRECISE = 0
 
+PROMOTES_TAILS: frozenset[str] = frozenset()
+"""Releases of MindIE-SD whose own `sparse_attention` promotes the tail of a grid that is no multiple of 8.
+
+None is known. Source: 3.1.0 leaves the rest of each frame among its tiles (`sparse_flash_attn_rf_v2.py`).
+"""
+
 Kernel = Callable[..., torch.Tensor]
 
 
@@ -27,8 +33,9 @@ class MindIE:
     """Hands order and mask to the kernel below MindIE-SD's `sparse_attention`.
 
     `sparse_attention` itself orders rows and makes the mask. No release is known to promote the tail of a grid that is
-    no multiple of 8 there: 3.1.0 leaves the rest of each frame among its tiles, and protects the block where video and
-    prefix meet only if the prefix happens to reach it. So neither is left to it, whatever the release.
+    no multiple of 8 there (`PROMOTES_TAILS`): 3.1.0 leaves the rest of each frame among its tiles, and protects the
+    block where video and prefix meet only if the prefix happens to reach it. So neither is left to it, whatever the
+    release.
 
     Args:
         kernel: What takes the place of MindIE-SD's `rain_fusion_attention`.
