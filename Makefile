@@ -52,6 +52,10 @@ format: env  ## write what ruff can fix and format
 docs: env  ## render docs/grafts.md and docs/options.md
 	python -m tools.pre_commit.render_docs
 
+.PHONY: site
+site: env  ## the documentation as a site, in build/site/
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
+
 .PHONY: clean
 clean:  ## remove caches and build output; the environments stay
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .cache/pre-commit build dist

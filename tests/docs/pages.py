@@ -62,9 +62,10 @@ class Command:
 
     def __post_init__(self) -> None:
         words = shlex.split(self.text, comments=True)
-        unquoted = set(shlex.shlex(self.text, posix=False, punctuation_chars=True)) & {"|", "||", "&&", ";", "&", ">", "<"}
-        if unquoted and not self.inline:
-            raise ValueError(f"{self}: found {sorted(unquoted)}, expected single commands, which the tests can run")
+        tokens = shlex.shlex(self.text, posix=False, punctuation_chars=True)
+        joined = {"|", "||", "&&", ";", "&", ">", "<"}.intersection(tokens)
+        if joined and not self.inline:
+            raise ValueError(f"{self}: found {sorted(joined)}, expected single commands, which the tests can run")
         given = {}
         while words and _ASSIGNMENT.match(words[0]):
             name, _, value = words.pop(0).partition("=")
