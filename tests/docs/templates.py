@@ -12,8 +12,6 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vllm_omni_diffusion_compile"
 # What a message puts in for a value: %s and the like, or a replacement field of an f-string.
 _HOLE = "\0"
 _CONVERSION = re.compile(r"%(?:[-+ #0]*\d*(?:\.\d+)?[sdrfgxi]|%)")
-# A template with less text of its own than this would match anything.
-_FEWEST_LETTERS = 16
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,12 @@ class Template:
 
 
 @cache
-def templates() -> tuple[Template, ...]:
-    """Every text of the package that is long enough to be a message; documentation strings are none."""
+def templates(fewest: int = 16) -> tuple[Template, ...]:
+    """Every text of the package that may be a message; documentation strings are none.
+
+    Args:
+        fewest: Letters of its own that it has to have: one with fewer would match anything.
+    """
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -58,7 +60,7 @@ def templates() -> tuple[Template, ...]:
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 skip |= {id(part) for part in node.values}
-            if id(node) not in skip and (text := _text(node)) is not None and len(_letters(text)) >= _FEWEST_LETTERS:
+            if id(node) not in skip and (text := _text(node)) is not None and len(_letters(text)) >= fewest:
                 found.append(Template(f"{path.relative_to(PACKAGE)}:{node.lineno}", text))  # type: ignore[attr-defined]
     return tuple(found)
 
