@@ -10,7 +10,7 @@ what the row was written for. A row that no supported release needs can go; the 
 not fit a release that it is for. A release outside of TESTED_RELEASES counts for neither: it only says what will come.
 
 Most rows have no probe of their own, since what they cure is behaviour. For them the code of the target is compared
-from release to release: where it has changed, `remove_when` is worth reading again.
+with that of the newest supported release: where a newer one has changed it, `remove_when` is worth reading again.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ def probe() -> Release:
 
 def _ask(number: int, name: str, row: Any) -> Finding:
     from vllm_omni_diffusion_compile.errors import GraftError
+    from vllm_omni_diffusion_compile.upstream.graft import _in_release
 
-    if not row.in_release:
+    if not _in_release(row):
         return Finding(number, name, "not for it")
     try:
         module = importlib.import_module(row.module)
@@ -150,11 +151,11 @@ def verdict(findings: Mapping[str, Finding], supported: Sequence[str]) -> Verdic
         return Verdict(False, False, f"needed by older releases; native since {since}")
     if (ends := _last_needed(findings)) is not None:
         return Verdict(False, False, f"needed until {ends} is no longer supported")
-    codes = {release: found.code for release, found in findings.items() if found.state == "needed"}
-    *_, newest = codes
-    changed = [release for release, code in codes.items() if code != codes[newest]]
-    if changed:
-        return Verdict(False, False, f"needed; the code has changed since {changed[-1]}: read `remove when` again")
+    *_, newest = findings
+    if newest not in supported and findings[newest].code != findings[supported[-1]].code:
+        return Verdict(
+            False, False, f"needed; its code in {newest} is not that of {supported[-1]}: read its remove_when"
+        )
     return Verdict(False, False, "needed")
 
 

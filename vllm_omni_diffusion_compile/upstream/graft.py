@@ -79,14 +79,6 @@ class Graft:
         """Whose release `releases` speaks of: the top-level package of the target."""
         return self.module.partition(".")[0].replace("_", "-")
 
-    @property
-    def in_release(self) -> bool:
-        """Whether the row is for the installed release; where none is installed, it is."""
-        if not self.releases:
-            return True
-        release = installed_release(self.distribution)
-        return release is None or SpecifierSet(self.releases, prereleases=True).contains(release)
-
     def locate(self, module: ModuleType) -> tuple[Any, str]:
         """Return the object that owns the attribute, and the attribute's own name."""
         *path, attribute = self.name.split(".")
@@ -246,7 +238,7 @@ def graft_module(module: ModuleType, grafts: Iterable[Graft]) -> list[Outcome]:
     for graft in grafts:
         if graft in _undo:
             outcomes.append(Outcome(graft=graft, state="already applied"))
-        elif not graft.in_release:
+        elif not _in_release(graft):
             outcomes.append(Outcome(graft=graft, state="not in this release"))
         elif graft.steps_aside(module):
             outcomes.append(Outcome(graft=graft, state="native"))
@@ -285,6 +277,13 @@ def installed_release(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def _in_release(graft: Graft) -> bool:
+    if not graft.releases:
+        return True
+    release = installed_release(graft.distribution)
+    return release is None or SpecifierSet(graft.releases, prereleases=True).contains(release)
 
 
 def _function(attribute: Any) -> Any:
