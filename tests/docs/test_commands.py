@@ -6,7 +6,9 @@
 | `vllm serve ...` | read by the release's own parser, and resolved by it to the settings of a stage |
 | `curl ...` | its route and its fields are looked up in the release's own server |
 | `python -m tools...` | the module is started and reads its arguments |
+| `python -m pytest FILE` | the file is there |
 | `make ...` | `make --dry-run`, so the target is there |
+| `git ...` | run, in a repository made for it |
 | what is in EXCEPTIONS | nothing here; each says what shows it instead |
 
 The servers of the quickstart are started for real by tests/serve.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -43,6 +46,7 @@ ALL = [command for page in PAGES for command in commands(page)]
 # Commands that are neither run nor read here, by how they begin, and what shows them instead.
 EXCEPTIONS = {
     "pip install .": "tests/packaging installs what it would build, into an environment that has the host alone",
+    "uv build": "tests/packaging runs it as docs/releasing.md has it",
 }
 # Commands of ours that take a server or many minutes: their own parser reads them, and their own tests run them.
 LONG = ("bench", "qualify")
@@ -53,14 +57,16 @@ def _begins(command: Command, *words: str) -> bool:
 
 
 SERVE = [command for command in ALL if _begins(command, "vllm", "serve")]
-TOOLS = [command for command in ALL if _begins(command, "python", "-m")]
+PYTEST = [command for command in ALL if _begins(command, "python", "-m", "pytest")]
+TOOLS = [command for command in ALL if _begins(command, "python", "-m") and command not in PYTEST]
 OURS = [command for command in ALL if _begins(command, "vllm-omni-compile")]
 CURL = [command for command in ALL if _begins(command, "curl")]
 MAKE = [command for command in ALL if _begins(command, "make")]
+GIT = [command for command in ALL if _begins(command, "git")]
 
 
 def test_no_command_is_left_out() -> None:
-    covered = {*SERVE, *TOOLS, *OURS, *CURL, *MAKE}
+    covered = {*SERVE, *TOOLS, *PYTEST, *OURS, *CURL, *MAKE, *GIT}
     excepted = tuple(EXCEPTIONS)
     left = [str(command) for command in ALL if command not in covered and not command.text.startswith(excepted)]
     assert not left, f"commands that no rule covers; write a rule, or an exception that says what shows them: {left}"
@@ -259,7 +265,7 @@ def test_a_request_is_one_that_the_server_takes(command: Command, routes: list[A
         json.loads(form.get("extra_params", "{}"))
 
 
-# --- python -m tools..., make -----------------------------------------------------------------------------------------
+# --- python -m, make, git -----------------------------------------------------------------------------------------
 
 
 class _Read(Exception):
@@ -285,6 +291,12 @@ def test_a_tool_reads_its_arguments(command: Command, monkeypatch: pytest.Monkey
         runpy.run_module(module, run_name="__main__", alter_sys=False)
 
 
+@pytest.mark.parametrize("command", PYTEST, ids=str)
+def test_a_test_file_is_there(command: Command) -> None:
+    files = [word for word in command.words[3:] if not word.startswith("-")]
+    assert files and all((ROOT / file).is_file() for file in files)
+
+
 @pytest.mark.parametrize("command", MAKE, ids=str)
 def test_a_target_of_make_is_there(command: Command) -> None:
     done = subprocess.run(
@@ -292,3 +304,30 @@ def test_a_target_of_make_is_there(command: Command) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with one commit on main, and nobody's settings."""
+    folder = tmp_path_factory.mktemp("git")
+    for words in (
+        ("init", "--quiet", "--bare", "origin"),
+        ("clone", "--quiet", "origin", "clone"),
+        ("-C", "clone", "checkout", "--quiet", "-b", "main"),
+        ("-C", "clone", "config", "user.name", "Somebody"),
+        ("-C", "clone", "config", "user.email", "somebody@example.org"),
+        ("-C", "clone", "commit", "--quiet", "--allow-empty", "--message", "A commit"),
+    ):
+        subprocess.run(["git", *words], cwd=folder, env=os.environ | _NOBODY, capture_output=True, check=True)
+    return folder / "clone"
+
+
+_NOBODY = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+
+
+@pytest.mark.parametrize("command", GIT, ids=str)
+def test_git_takes_it(command: Command, repository: Path) -> None:
+    done = subprocess.run(
+        command.words, cwd=repository, env=os.environ | _NOBODY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import vllm_omni_diffusion_compile
+from tests.docs.pages import commands
 
 pytestmark = pytest.mark.contract
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,15 +33,19 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
-def build(source: Path, out: Path, *what: str) -> None:
-    run(UV, "build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(out), *what, str(source))
+def build(out: Path, *what: str) -> None:
+    """Run the command of `docs/releasing.md`, with this interpreter and another folder."""
+    (command,) = (found for found in commands(ROOT / "docs" / "releasing.md") if found.words[:2] == ("uv", "build"))
+    (interpreter,) = (word for word in command.words if word.startswith(".venvs/"))
+    stands_for = {"uv": UV, interpreter: sys.executable, "dist": str(out)}
+    run(*(stands_for.get(word, word) for word in command.words), *what)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the sdist, and the wheel that is built from it, as `uv build` makes both."""
     out = tmp_path_factory.mktemp("dist")
-    build(ROOT, out)
+    build(out)
     return out
 
 
@@ -64,7 +69,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_sdist_builds_the_same_wheel(built: Path, wheel: Path, tmp_path: Path) -> None:
-    build(ROOT, tmp_path, "--wheel")  # of the checkout itself, where that of `built` is of the sdist
+    build(tmp_path, "--wheel")  # of the checkout itself, where that of `built` is of the sdist
     assert contents(tmp_path / wheel.name) == contents(wheel)
 
 
