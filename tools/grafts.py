@@ -162,7 +162,7 @@ def verdict(findings: Mapping[str, Finding], supported: Sequence[str]) -> Verdic
 def _native_since(findings: Mapping[str, Finding]) -> str | None:
     """Return the release from which on all have it."""
     since = None
-    for release, found in reversed(findings.items()):
+    for release, found in reversed(list(findings.items())):
         if found.state != "native":
             break
         since = release

@@ -11,7 +11,7 @@
 | `git ...` | run, in a repository made for it |
 | what is in EXCEPTIONS | nothing here; each says what shows it instead |
 
-The servers of the quickstart are started for real by tests/serve.
+The servers of the quickstart are started for real by tests/serve; STARTED says where.
 """
 
 from __future__ import annotations
@@ -108,6 +108,25 @@ def test_a_serve_command_is_read_and_resolved(
 
 # What the server keeps for itself.
 _OF_SERVER = {"omni", "model_tag", "subparser", "command", "dispatch_function"}
+
+
+# Of the quickstart's servers, those that are started for real, and why the others are read only.
+STARTED = {
+    "vllm serve MODEL --omni": "tests/serve/test_compile.py, which also sends the quickstart's requests",
+    "VLLM_PLUGINS=diffusion_cpu,vllm_omni_register_models vllm serve MODEL --omni": "tests/serve/test_cpu_platform.py",
+}
+READ_ONLY = {
+    "VLLM_PLUGINS=vllm_omni_register_models vllm serve MODEL --omni": "it needs an accelerator",
+    "vllm serve MODEL --omni --diffusion-compile-config.warmup.shapes": "test_metrics.py of tests/serve has small ones",
+}
+
+
+def test_the_servers_of_the_quickstart_are_started_or_it_says_why_not() -> None:
+    shown = [command for command in SERVE if command.page == "quickstart.md" and not command.inline]
+    for command in shown:
+        assert command.text in STARTED or command.text.startswith(tuple(READ_ONLY)), command
+    for text in STARTED:
+        assert text in [command.text for command in shown]
 
 
 # --- vllm-omni-compile ------------------------------------------------------------------------------------------------
@@ -251,12 +270,13 @@ def test_a_request_is_one_that_the_server_takes(command: Command, routes: list[A
     assert found, f"the server has no {method} {address.path}"
     if method == "GET":
         return
-    fields = get_flat_dependant(found[0].dependant, skip_repeats=True).body_params
+    route: Any = found[0]
+    fields = get_flat_dependant(route.dependant, skip_repeats=True).body_params  # codespell:ignore dependant
     if request.d:
         assert "content-type: application/json" in map(str.lower, request.H)
         (field,) = fields
         body = json.loads(request.d)
-        model = field.field_info.annotation
+        model: Any = field.field_info.annotation
         assert set(body) <= set(model.model_fields), "a field that the endpoint does not have"
         model(**body)
     else:

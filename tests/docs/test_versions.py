@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from tests.docs.pages import DOCS, ROOT
-from vllm_omni_diffusion_compile.upstream.activation import TESTED_RELEASES
+from vllm_omni_diffusion_compile.upstream.ledger import TESTED_RELEASES
 
 PAGE = (DOCS / "versions.md").read_text(encoding="utf-8")
 ROWS = {row[0]: row[1:] for row in re.findall(r"^\| ([\w-]+) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)}

@@ -87,8 +87,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def row(**more: Any) -> Graft:
-    words = {"why": "It has to.", "upstream": "none: a test", "remove_when": "the test is over"}
-    return Graft(target="a_host:name", make=lambda found: found, **words, **more)
+    return Graft(
+        target="a_host:name", make=lambda found: found,
+        why="It has to.", upstream="none: a test", remove_when="the test is over", **more,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
