@@ -50,6 +50,8 @@ EXCEPTIONS = {
 }
 # Commands of ours that take a server or many minutes: their own parser reads them, and their own tests run them.
 LONG = ("bench", "qualify")
+# Commands whose status says what they found; what argparse refuses ends differently.
+STATUSES = {"doctor": (0, 1, 2)}
 
 
 def _begins(command: Command, *words: str) -> bool:
@@ -176,6 +178,7 @@ class Place:
         }
         (folder / "warmup.json").write_text(json.dumps(REPORT))
         (folder / "requests.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in TRACE))
+        (folder / "deploy.yaml").write_text("stages:\n  - stage_id: 0\n    diffusion_compile_vae: false\n")
         (folder / "requests.csv").write_text("width,height,seconds,prompt_rows\n1344,768,7,300\n640,352,4.5,120\n")
         Store(folder / "caches" / "diffusion_compile").add(KEY, {"ab/kernel.so": b"code"})
 
@@ -225,7 +228,7 @@ def test_our_own_command_runs_as_written(
         COMMANDS[name].add_arguments(built)
         built.parse_args(words)
         return
-    assert main([name, *words]) == 0, capsys.readouterr().err
+    assert main([name, *words]) in STATUSES.get(name, (0,)), capsys.readouterr().err
     printed = capsys.readouterr().out
     place.remember(printed)
     if command.output is not None:
