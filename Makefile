@@ -34,6 +34,7 @@ test: env-all  ## the suite against 0.30.0, real servers included, and the contr
 	pytest -n 2 -m "not serve and not slow"
 	pytest -m serve
 	for release in $(filter-out $(RELEASE),$(RELEASES)); do .venvs/$$release/bin/python -m pytest -n 2 tests/contract; done
+	python -m tools.grafts $(RELEASES:%=.venvs/%/bin/python)
 
 .PHONY: test-slow
 test-slow: env  ## what takes too long for every change: all model families, two ranks
@@ -51,6 +52,14 @@ format: env  ## write what ruff can fix and format
 .PHONY: docs
 docs: env  ## render docs/grafts.md and docs/options.md
 	python -m tools.pre_commit.render_docs
+
+.PHONY: grafts
+grafts: env-all  ## which grafts the releases still need; PYTHON=... asks the environment of a further release too
+	python -m tools.grafts $(RELEASES:%=.venvs/%/bin/python) $(PYTHON)
+
+.PHONY: site
+site: env  ## the documentation as a site, in build/site/
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 .PHONY: clean
 clean:  ## remove caches and build output; the environments stay

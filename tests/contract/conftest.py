@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.host import generic
 from vllm_omni_diffusion_compile.plugin import register
 
 register()
@@ -25,12 +25,7 @@ def _caches_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.fixture
 def generic_model(tmp_path: Path) -> str:
     """A model that no registered pipeline claims; resolving its stages reads the index alone."""
-    model = tmp_path / "generic"
-    model.mkdir()
-    (model / "model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinPipeline"}))
-    (model / "transformer").mkdir()
-    (model / "transformer" / "config.json").write_text("{}")
-    return str(model)
+    return generic(tmp_path / "generic")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.host import serve_parser
 from vllm_omni_diffusion_compile.upstream import cli
 
 pytestmark = pytest.mark.contract
@@ -20,17 +21,9 @@ TUNED = "max-autotune-no-cudagraphs"
 
 
 @pytest.fixture(scope="module")
-def parser() -> Any:
-    """The parser as `vllm serve MODEL --omni` builds it; building it takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["vllm", "serve", "MODEL", "--omni"])
-        from vllm_omni.entrypoints.cli.serve import OmniServeCommand
-        from vllm_omni.utils.tracking_parser import TrackingArgumentParser
-
-        root = TrackingArgumentParser()
-        command = OmniServeCommand()
-        command.subparser_init(root.add_subparsers(dest="subparser"))
-        yield root
+def parser() -> Iterator[Any]:
+    with serve_parser() as built:
+        yield built
 
 
 def parse(parser: Any, *flags: str) -> Any:

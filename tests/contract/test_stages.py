@@ -11,10 +11,10 @@ import pytest
 from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
 from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 
+from tests.host import CONFIG, THREE, generic, resolve
+
 pytestmark = pytest.mark.contract
-NAME = "diffusion_compile_vae"
-THREE = (NAME, "diffusion_compile_dynamic", "diffusion_compile_granularity")
-CONFIG = "diffusion_compile_config"
+NAME, *_ = THREE
 
 
 @pytest.fixture
@@ -45,36 +45,6 @@ def registered_pipeline() -> Iterator[str]:
     )
     yield name
     del OMNI_PIPELINES[name]
-
-
-def engine_args(stage: Any) -> dict[str, Any]:
-    """Engine arguments of a resolved stage, whatever the release keeps them in."""
-    if hasattr(stage, "diffusion_config") and stage.diffusion_config is not None:
-        return {name: getattr(stage.diffusion_config, name) for name in (*THREE, CONFIG)} | {
-            "enforce_eager": stage.model_config.enforce_eager
-        }
-    if hasattr(stage, "engine_args"):
-        return dict(stage.engine_args)
-    return {}
-
-
-def resolve(
-    model: str, release: tuple[int, int], deploy: Path | None = None, overrides: Any = None, **kwargs: Any
-) -> list[dict[str, Any]]:
-    """Resolve stages through the entry point that the release's own engine calls."""
-    given = dict(kwargs)
-    if deploy is not None:
-        given["deploy_config"] = str(deploy)
-    if overrides is not None:
-        given["stage_overrides"] = overrides
-    if release >= (0, 30):
-        from vllm_omni.engine.omni_engine_base import OmniEngineBase as Engine
-    else:
-        from vllm_omni.engine.async_omni_engine import AsyncOmniEngine as Engine
-    engine = object.__new__(Engine)
-    engine._omni_lb_policy = "random"
-    _, stages = engine._resolve_stage_configs(model, given, trust_remote_code=None)
-    return [engine_args(stage) for stage in stages]
 
 
 def write(path: Path, text: str) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.docs.pages import DOCS, commands
 from tests.serve.server import Server
 from tools.demo.trace import Counts, count
 
@@ -21,6 +25,7 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
 PROBE = {"PYTHONPATH": str(Path(__file__).parent / "probe")}
 READY_S = 900.0
+QUICKSTART = [command for command in commands(DOCS / "quickstart.md") if not command.inline]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -54,7 +59,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(klein: Path, caches: Path, trace: Path) -> Iterator[tuple[Server, float]]:
-    """A server with the default settings, and when it was ready."""
+    """The server of the quickstart, which has the default settings, and when it was ready."""
+    serve = next(command for command in QUICKSTART if command.words[:2] == ("vllm", "serve"))
+    assert serve.words == ("vllm", "serve", "MODEL", "--omni") and not serve.environment
     with Server(klein, env=PROBE | {"TORCH_TRACE": str(trace)}, caches=caches, ready_timeout_s=READY_S) as server:
         yield server, time.time()
 
@@ -87,6 +94,20 @@ def test_no_user_waits_for_the_compiler(compiled: tuple[Server, float], trace: P
     assert counts.after == 0
     assert counts.transformer_functions > 0
     assert counts.vae_functions > 0
+
+
+def test_what_the_quickstart_asks_of_its_server_is_answered(compiled: tuple[Server, float], tmp_path: Path) -> None:
+    answers = []
+    for command in QUICKSTART:
+        if command.words[0] == "curl":
+            words = [word.replace("localhost:8000", f"127.0.0.1:{compiled[0].port}") for word in command.words]
+            done = subprocess.run([*words, "--fail"], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            answers.append(done.stdout)
+    png = base64.b64decode(json.loads((tmp_path / "picture.json").read_text())["data"][0]["b64_json"])
+    assert Image.open(io.BytesIO(png)).size == (512, 512)
+    samples = [line for line in answers[-1].splitlines() if "diffusion_compile_compilations_total{" in line]
+    assert samples and all('after_ready="false"' in sample for sample in samples)
 
 
 def test_the_log_says_what_was_warmed_and_nothing_fell_back(compiled: tuple[Server, float]) -> None:
