@@ -11,7 +11,7 @@ import pytest
 from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
 from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 
-from tests.host import CONFIG, THREE, generic, resolve
+from tests.host import CONFIG, THREE, resolve
 
 pytestmark = pytest.mark.contract
 NAME, *_ = THREE
