@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -90,14 +90,16 @@ class Trace(_Strict):
     """What really ran, seen while it ran and not read from a configuration.
 
     Args:
-        attention: Calls of attention implementations, by class.
-        operators: Calls of operators that compute attention, by the name that torch's dispatcher has for them.
-        compiled_graphs: Graphs that were compiled.
+        attention: Attention layers of the loaded model, by the class of what computes them.
+        operators: Calls of operators and kernels that computed attention, as torch's profiler recorded them.
+        compiled_calls: Calls of compiled code that the profiler recorded.
+        compiled_graphs: Graphs that were compiled until then.
         fallbacks: Calls that were answered eagerly because compiling or compiled code failed.
     """
 
     attention: dict[str, _Count]
     operators: dict[str, _Count]
+    compiled_calls: _Count
     compiled_graphs: _Count
     fallbacks: _Count
 
@@ -113,6 +115,7 @@ class Provenance(_Strict):
         torch: Version of torch.
         command: What runs it again.
         settings: Keyword arguments that the model was loaded with.
+        oracle: The same of the eager model on one device that it was compared with.
         request: The request, as plain values.
         request_sha256: `digest(request)`.
         assets: SHA-256 of each file that went into the request, by name; empty if none did.
@@ -129,6 +132,7 @@ class Provenance(_Strict):
     torch: _Text
     command: _Text
     settings: dict[str, JsonValue]
+    oracle: dict[str, JsonValue]
     request: dict[str, JsonValue]
     request_sha256: _Sha256
     assets: dict[str, _Sha256]
@@ -186,15 +190,10 @@ class Row(_Strict):
             return lacks
         lacks = ["no reason"] if self.reason else []
         lacks += [
-            f"{figure.name}: {figure.value:g} to be at most {figure.bound:g}"
-            for figure in self.figures
-            if not figure.holds
+            f"{item.name}: {item.value:g} to be at most {item.bound:g}" for item in self.figures if not item.holds
         ]
-        wanted: tuple[Seen, ...] = (
-            ("component",) if self.key.api_mode == "component" else ("component", "latents", "artefact")
-        )
-        seen = {figure.seen for figure in self.figures}
-        lacks += [f"a figure of {what!r}" for what in wanted if what not in seen]
+        wanted = get_args(Seen)[:1] if self.key.api_mode == "component" else get_args(Seen)
+        lacks += [f"a figure of {what!r}" for what in wanted if what not in {item.seen for item in self.figures}]
         return lacks + self._lacks_of_run()
 
     def _lacks_of_run(self) -> list[str]:
@@ -202,10 +201,10 @@ class Row(_Strict):
         if self.trace is None:
             lacks.append("a trace")
         else:
-            if not self.trace.attention and not self.trace.operators:
-                lacks.append("the attention that ran")
-            if self.key.compile_scope != "eager" and not self.trace.compiled_graphs:
-                lacks.append("compiled graphs, for nothing else was compared with eager")
+            if not self.trace.operators:
+                lacks.append("the operators that computed attention")
+            if self.key.compile_scope != "eager" and not self.trace.compiled_calls:
+                lacks.append("calls of compiled code, for eager was compared with itself")
             if self.trace.fallbacks:
                 lacks.append("no fallbacks, for what they answered was eager")
         if self.provenance is None:
@@ -220,7 +219,7 @@ class Row(_Strict):
         return lacks
 
 
-def make_row(
+def make_row(  # noqa: PLR0913 - the parts of a row, by name
     id: str,  # noqa: A002 - the field's name
     key: Key | Mapping[str, Any],
     state: State,

@@ -37,6 +37,7 @@ FIGURES: tuple[dict[str, Any], ...] = tuple(
 TRACE: dict[str, Any] = {
     "attention": {"SDPAImpl": 8},
     "operators": {"aten::_scaled_dot_product_flash_attention_for_cpu": 8},
+    "compiled_calls": 8,
     "compiled_graphs": 2,
     "fallbacks": 0,
 }
@@ -48,6 +49,7 @@ PROVENANCE: dict[str, Any] = {
     "torch": "2.13.0",
     "command": "vllm-omni-compile qualify --row rows.jsonl#klein",
     "settings": {"diffusion_compile_granularity": "regional"},
+    "oracle": {"enforce_eager": True},
     "request": {"prompt": "a cat", "width": 128, "height": 128},
     "assets": {},
     "seed": 1,
