@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from vllm_omni_diffusion_compile import __version__
-from vllm_omni_diffusion_compile.commands import buckets, cache, rainfusion, report
+from vllm_omni_diffusion_compile.commands import buckets, cache, qualify, rainfusion, report
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -34,6 +34,7 @@ class Command(Protocol):
 COMMANDS: Mapping[str, Command] = {
     "buckets": buckets,
     "cache": cache,
+    "qualify": qualify,
     "rainfusion": rainfusion,
     "report": report,
 }

@@ -3,6 +3,7 @@
 Scripts that measure something write rows with `make_row` and `write_rows`; vLLM-Omni need not be there for that.
 """
 
+from vllm_omni_diffusion_compile.evidence.checkpoint import revision
 from vllm_omni_diffusion_compile.evidence.files import read_rows, row_named, write_rows
 from vllm_omni_diffusion_compile.evidence.machine import environment, hardware, versions
 from vllm_omni_diffusion_compile.evidence.row import (
@@ -28,6 +29,7 @@ __all__ = [
     "hardware",
     "make_row",
     "read_rows",
+    "revision",
     "row_named",
     "versions",
     "write_rows",
