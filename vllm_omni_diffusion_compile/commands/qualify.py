@@ -15,7 +15,7 @@ from vllm_omni_diffusion_compile.errors import EvidenceError
 
 if TYPE_CHECKING:
     from vllm_omni_diffusion_compile.evidence import Row
-    from vllm_omni_diffusion_compile.evidence.suite import Declared
+    from vllm_omni_diffusion_compile.evidence.suite import Declared, Suite
 
 HELP = "run combinations of model and settings against the eager model, and write a row of evidence for each"
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--suite", metavar="NAME-or-FILE", help="the list of combinations: tiny, or a YAML file")
+    what.add_argument("--model", metavar="MODEL", help="one combination of this checkpoint, from the options below")
     what.add_argument("--row", metavar="FILE#ID", help="run the combination of a row again, and compare with it")
     parser.add_argument(
         "--only", metavar="ID", action="append", default=[], help="of the suite, this combination; may be repeated"
@@ -38,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--evidence", metavar="FILE", type=Path,
         help="JSON lines to write the rows to, where those of the same id are replaced (default: rows.jsonl in --out)",
     )  # fmt: skip
+    one = parser.add_argument_group("with --model")
+    one.add_argument("--id", metavar="ID", default="combination", help="of its row (default: %(default)s)")
+    one.add_argument("--task", metavar="TASK", default="text-to-image", help="of its key (default: %(default)s)")
+    one.add_argument("--settings", metavar="JSON", default="{}", help="keyword arguments of Omni")
+    one.add_argument("--request", metavar="JSON", default="{}", help="prompt, seed, width, height and so on")
     parser.add_argument("--timeout", metavar="S", type=float, help="seconds that one process may take")
     parser.add_argument("--json", action="store_true", help="print the rows instead of a table")
 
@@ -48,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from vllm_omni_diffusion_compile.evidence import write_rows
 
     if options.row is not None and (options.only or options.evidence is not None):
-        raise EvidenceError("--only and --evidence belong to --suite; a row that is run again is not written")
+        raise EvidenceError("--only and --evidence go with --suite; a row that is run again is not written")
     combinations, timeout_s = _declared(options)
     evidence = options.evidence or options.out / "rows.jsonl"
 
@@ -81,13 +87,36 @@ def _declared(options: argparse.Namespace) -> tuple[Sequence[Declared], float]:
 
     if options.row is not None:
         return [again(row_named(options.row))], options.timeout or Suite.model_fields["timeout_s"].default
-    suite = read_suite(options.suite)
+    suite = read_suite(options.suite) if options.suite is not None else _one(options)
     known = [combination.id for combination in suite.combinations]
     for name in options.only:
         if name not in known:
             raise EvidenceError(f"--only {name}: {options.suite} has no such combination; it has {', '.join(known)}")
     chosen = [combination for combination in suite.combinations if not options.only or combination.id in options.only]
     return [suite.declared(combination) for combination in chosen], options.timeout or suite.timeout_s
+
+
+def _one(options: argparse.Namespace) -> Suite:
+    """Make a suite of the one combination that the command line describes."""
+    from pydantic import ValidationError
+
+    from vllm_omni_diffusion_compile.evidence.row import explain
+    from vllm_omni_diffusion_compile.evidence.suite import Suite
+
+    try:
+        settings, request = json.loads(options.settings), json.loads(options.request)
+    except ValueError as error:
+        raise EvidenceError(f"--settings and --request take JSON ({error})") from None
+    model = {"checkpoint": options.model, "task": options.task, "settings": settings, "request": request}
+    try:
+        return Suite.model_validate(
+            {
+                "models": {"model": model},
+                "combinations": [{"id": options.id, "model": "model"}],
+            }
+        )
+    except ValidationError as error:
+        raise EvidenceError(explain(error)) from None
 
 
 @contextmanager
