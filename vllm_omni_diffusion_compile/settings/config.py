@@ -108,10 +108,10 @@ class DiffusionCompileConfig(BaseModel):
         min_length=1,
         description="A file of rows that `vllm-omni-compile qualify` wrote, or a folder of such files. A worker then "
         "refuses to start, before it loads weights, unless there is a validated row of the same model, checkpoint, "
-        "scope, dynamic, VAE policy, backend and mode, attention backend with its options, cache, quantization, offload, "
-        "topology, execution mode, capacity, data type, hardware, and versions of vLLM-Omni, torch and this package; "
-        "with `pad_seq_buckets`, one for each bucket. What requests decide (task, shape, schedule, output) is not "
-        "compared.",
+        "scope, dynamic, VAE policy, backend and mode, attention backend with its options, cache, quantization, "
+        "offload, topology, execution mode, capacity, data type, hardware, and versions of vLLM-Omni, torch and this "
+        "package; with `pad_seq_buckets`, one for each bucket. What requests decide (task, shape, schedule, output) is "
+        "not compared.",
         json_schema_extra={"values": "a path, or unset"},
     )
 
