@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--task", metavar="TASK", default="text-to-image", help="of its key (default: %(default)s)")
     one.add_argument("--settings", metavar="JSON", default="{}", help="keyword arguments of Omni")
     one.add_argument("--request", metavar="JSON", default="{}", help="prompt, seed, width, height and so on")
+    parser.add_argument(
+        "--reuse-oracles", action="store_true",
+        help="take oracles that an earlier run with the same software left in --out",
+    )  # fmt: skip
     parser.add_argument("--timeout", metavar="S", type=float, help="seconds that one process may take")
     parser.add_argument("--json", action="store_true", help="print the rows instead of a table")
 
@@ -65,7 +69,10 @@ def run(options: argparse.Namespace) -> int:
 
     rows: list[Row] = []
     with _progress(len(combinations)) as (said, done):
-        running = Run(out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, said=said)
+        running = Run(
+            out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, said=said,
+            reuse_oracles=options.reuse_oracles,
+        )  # fmt: skip
         for declared in combinations:
             rows.append(running.row(declared))
             if options.row is None:  # as each is done: what was measured outlives an interrupt

@@ -41,11 +41,11 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
 
     Returns:
         `key`: fields of a row's key; `trace`: those of its trace; `packed`; `revision` of the checkpoint;
-        `environment`; `ready_s` and `request_s`.
+        `environment`; `versions`; `ready_s` and `request_s`.
     """
     from vllm_omni.entrypoints.omni import Omni
 
-    from vllm_omni_diffusion_compile.evidence import environment, revision
+    from vllm_omni_diffusion_compile.evidence import environment, revision, versions
 
     files = checkpoint_folder(arm.checkpoint, arm.settings.get("revision"))
     started = time.perf_counter()
@@ -66,6 +66,7 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
         "trace": facts,
         "revision": "unknown" if files is None else revision(files),
         "environment": environment(),
+        "versions": versions(),
         "ready_s": ready - started,
         "request_s": answered - asked,
     }

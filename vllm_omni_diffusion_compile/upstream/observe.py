@@ -122,7 +122,7 @@ class Observed:
         self._in_fp32 = in_fp32
         self._undo: list[Callable[[], None]] = []
         for path, module in _named(pipeline, "_encoder_modules", _ENCODERS):
-            self._watch_calls(path, module, self._component)
+            self._watch_calls(path, module, self._encoder)
         for path, module in _named(pipeline, "_dit_modules", _DITS):
             self._watch_calls(path, module.float() if in_fp32 else module, self._denoiser)
         for path, module in _named(pipeline, "_vae_modules", _VAES):
@@ -172,9 +172,10 @@ class Observed:
         object.__setattr__(owner, name, functools.partial(watch, method))
         self._undo.append(undo)
 
-    def _component(self, path: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _encoder(self, path: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = call(*args, **kwargs)
-        self._keep(f"component/{path}", _floats(output))
+        # The first of what may be the output of every layer.
+        self._keep(f"component/{path}", itertools.islice(_floats(output), 1))
         return output
 
     def _denoiser(self, path: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
