@@ -17,7 +17,6 @@ from typing import Any
 from vllm_omni_diffusion_compile.commands.qualify_arm import ARM, RESULT
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence import (
-    Key,
     Row,
     digest,
     environment,
@@ -146,7 +145,7 @@ class Run:
             declared.id,
             key,
             state,
-            reason=None if reason is None else _without_paths(reason),
+            reason=None if reason is None else _without_paths(reason, self.out, declared.checkpoint),
             figures=figures,
             trace=trace,
             provenance={
@@ -248,7 +247,7 @@ def _what_did_not_run(subject: Mapping[str, Any]) -> list[str]:
     return missed
 
 
-def _key(declared: Declared, subject: Mapping[str, Any]) -> Key | dict[str, Any]:
+def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
     """The key of a row: what the worker said; of what never started, what was declared."""
     settings, request = declared.settings, declared.request
     known = dict(subject.get("key") or _as_declared(declared))
@@ -322,8 +321,12 @@ def _name(checkpoint: str) -> str:
     return Path(checkpoint).name if Path(checkpoint).is_absolute() else checkpoint
 
 
-def _without_paths(reason: str) -> str:
+def _without_paths(reason: str, out: Path, checkpoint: str) -> str:
     """Keep places of this machine out of a row."""
-    for folder, name in ((str(Path.cwd()), "."), (str(Path.home()), "~"), (sys.prefix, "ENVIRONMENT")):
-        reason = reason.replace(folder, name)
-    return reason
+    places = {str(out.resolve()): "OUT", str(out): "OUT", str(Path.cwd()): ".", sys.prefix: "ENVIRONMENT"}
+    if Path(checkpoint).is_absolute():
+        places[checkpoint] = _name(checkpoint)
+    # The innermost first: one may lie in another.
+    for place in sorted(places, key=len, reverse=True):
+        reason = reason.replace(place, places[place]) if Path(place).is_absolute() else reason
+    return reason.replace(str(Path.home()), "~")

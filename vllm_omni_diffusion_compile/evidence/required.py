@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence.files import read_rows
-from vllm_omni_diffusion_compile.evidence.row import Key, Row
+from vllm_omni_diffusion_compile.evidence.row import Row
 
 # Fields of a row's key that a start knows; what else there is, a request decides.
 AT_START = (
@@ -71,8 +71,3 @@ def _differences(row: Row, here: Mapping[str, Any]) -> list[str]:
     there = {name: getattr(row.key, name) for name in AT_START}
     there |= {name: getattr(row.provenance, name) for name in SOFTWARE}
     return [f"{name} ({here[name]!r} here, {there[name]!r} in the row)" for name in there if here[name] != there[name]]
-
-
-def unknown_at_start() -> Iterable[str]:
-    """Fields of a key that a start does not know, and that are not compared."""
-    return [name for name in Key.model_fields if name not in AT_START]
