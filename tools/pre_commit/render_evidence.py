@@ -55,8 +55,8 @@ combinations:
   - {id: klein-full, model: klein, settings: {diffusion_compile_granularity: full}}
 ```
 
-Settings are keyword arguments of `Omni`; `refused: true` declares what is to be rejected, and `devices: 2` what needs
-two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in the rows, and the log of
+Settings are keyword arguments of `Omni`; `refused: TEXT` declares what is to be rejected with an error that says this,
+and `devices: 2` what needs two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in the rows, and the log of
 every process lie below `--out`.
 
 A server can demand evidence: with [`diffusion_compile_config.require_evidence`](options.md) it refuses to start what

@@ -31,8 +31,6 @@ from vllm_omni_diffusion_compile.evidence.suite import Declared
 _ARRAYS = ("seen.npz", "artefact.npz")
 _LOG = "log.txt"
 _BUCKETS = "pad_seq_buckets"
-# Errors that say that a combination is refused; anything else is a failure.
-_REFUSALS = ("SettingError", "RequestError", "ValidationError", "ValueError", "TypeError")
 
 
 @dataclass
@@ -64,8 +62,8 @@ class Run:
         subject = self._arm(declared.id, declared.checkpoint, declared.settings, declared)
         error = subject.get("error")
         if error is not None:
-            said = f"{error['type']}: {error['message']}"
-            refused = declared.refused and error["type"] in _REFUSALS
+            said = _without_paths(f"{error['type']}: {error['message']}", self.out, declared.checkpoint)
+            refused = declared.refused and declared.refused in said
             return self._row(declared, "rejected" if refused else "failed", reason=said, subject=subject)
         if declared.refused:
             return self._row(declared, "failed", reason="it is declared as refused, and it started", subject=subject)

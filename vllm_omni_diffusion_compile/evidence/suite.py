@@ -55,7 +55,7 @@ class Combination(_Strict):
         settings: Over those of the model, key by key.
         request: Over that of the model, key by key.
         devices: How many it needs; where there are fewer, it is not tested.
-        refused: Whether it is refused by design.
+        refused: What the error says where it is refused by design; empty where it is not.
     """
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
@@ -63,7 +63,7 @@ class Combination(_Strict):
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     request: dict[str, JsonValue] = Field(default_factory=dict)
     devices: int = Field(default=1, ge=1)
-    refused: bool = False
+    refused: str = ""
 
 
 class Suite(_Strict):
@@ -121,7 +121,7 @@ class Declared(_Strict):
     settings: dict[str, JsonValue]
     request: dict[str, JsonValue]
     devices: int = 1
-    refused: bool = False
+    refused: str = ""
 
     @property
     def oracle(self) -> dict[str, JsonValue]:
@@ -150,7 +150,7 @@ def again(row: Row) -> Declared:
         task=row.key.task,
         settings=row.provenance.settings,
         request=row.provenance.request,
-        refused=row.state == "rejected",
+        refused=row.reason or "" if row.state == "rejected" else "",
     )
 
 

@@ -134,13 +134,13 @@ def test_what_does_not_hold_fails_and_says_why(qualify: Callable[..., Row], chan
 
 
 def test_what_is_declared_as_refused_is_rejected_with_the_error(qualify: Callable[..., Row]) -> None:
-    row = qualify(_refused, refused=True)
+    row = qualify(_refused, refused="mode is refused")
     assert row.state == "rejected" and row.reason == "SettingError: mode is refused in ./file"
 
 
 @pytest.mark.parametrize(("change", "said"), [(None, "it started"), (_crashed, "out of memory")])
 def test_what_is_declared_as_refused_and_is_not_fails(qualify: Callable[..., Row], change: Any, said: str) -> None:
-    row = qualify(change, refused=True)
+    row = qualify(change, refused="mode is refused")
     assert row.state == "failed" and said in str(row.reason)
 
 
