@@ -56,8 +56,8 @@ combinations:
 ```
 
 Settings are keyword arguments of `Omni`; `refused: TEXT` declares what is to be rejected with an error that says this,
-and `devices: 2` what needs two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in the rows, and the log of
-every process lie below `--out`.
+and `devices: 2` what needs two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in
+the rows, and the log of every process lie below `--out`.
 
 A server can demand evidence: with [`diffusion_compile_config.require_evidence`](options.md) it refuses to start what
 has no validated row on its hardware.
