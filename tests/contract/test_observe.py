@@ -119,7 +119,7 @@ def test_random_numbers_are_drawn_in_the_type_that_is_asked_for() -> None:
     torch.manual_seed(0)
     asked = torch.randn(64, dtype=torch.bfloat16)
     torch.manual_seed(0)
-    with InFp32():  # type: ignore[no-untyped-call,unused-ignore]
+    with InFp32():  # type: ignore[no-untyped-call]
         drawn = torch.randn(64, dtype=torch.bfloat16)
         cast = torch.ones(4).to(torch.bfloat16)
     assert drawn.dtype is torch.float32 and torch.equal(drawn, asked.float())

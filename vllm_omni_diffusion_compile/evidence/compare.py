@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence.row import Figure, Seen
 
-Arrays = Mapping[str, NDArray[np.generic]]
+Arrays = Mapping[str, NDArray[Any]]
 
 # fp32: arithmetic in another order.
 FP32_OF_SCALE = 1e-4
@@ -54,9 +55,9 @@ def figures(subject: Arrays, oracle: Arrays, reference: Arrays | None, *, same: 
 def figure(  # noqa: PLR0913 - what is compared, by name
     seen: Seen,
     name: str,
-    subject: NDArray[np.generic],
-    oracle: NDArray[np.generic],
-    reference: NDArray[np.generic] | None = None,
+    subject: NDArray[Any],
+    oracle: NDArray[Any],
+    reference: NDArray[Any] | None = None,
     *,
     same: bool = False,
 ) -> Figure:
@@ -87,7 +88,7 @@ def figure(  # noqa: PLR0913 - what is compared, by name
     return Figure(seen=seen, name=name, measure=measure, value=value, bound=bound)
 
 
-def _unpadded(subject: NDArray[np.generic], oracle: NDArray[np.generic]) -> NDArray[np.generic]:
+def _unpadded(subject: NDArray[Any], oracle: NDArray[Any]) -> NDArray[Any]:
     """Cut rows off that the oracle's packed sequence ([1, rows, width]) does not have, if they are zeros."""
     if subject.ndim != 3 or oracle.ndim != 3 or subject[:, oracle.shape[1] :].any():
         return subject
@@ -99,9 +100,7 @@ def _seen(name: str) -> Seen:
     return "component" if kind == "component" else "latents" if kind == "latents" else "artefact"
 
 
-def _distance(
-    subject: NDArray[np.generic], oracle: NDArray[np.generic], reference: NDArray[np.generic] | None
-) -> tuple[str, float, float]:
+def _distance(subject: NDArray[Any], oracle: NDArray[Any], reference: NDArray[Any] | None) -> tuple[str, float, float]:
     if reference is not None:
         exact = reference.astype(np.float64)
         eager = float(np.linalg.norm(oracle - exact))
@@ -113,7 +112,7 @@ def _distance(
     return _OF_SCALE, _of_scale(subject, oracle), FP32_OF_SCALE
 
 
-def _of_scale(subject: NDArray[np.generic], oracle: NDArray[np.generic]) -> float:
+def _of_scale(subject: NDArray[Any], oracle: NDArray[Any]) -> float:
     exact = oracle.astype(np.float64)
     difference = float(np.abs(subject - exact).max(initial=0.0))
-    return difference and difference / max(float(np.abs(exact).max(initial=0.0)), np.finfo(np.float64).tiny)
+    return difference and difference / max(float(np.abs(exact).max(initial=0.0)), float(np.finfo(np.float64).tiny))

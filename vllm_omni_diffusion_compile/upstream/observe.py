@@ -37,7 +37,7 @@ _CALL = "_compiled_call_impl"
 _OBSERVED = "_diffusion_compile_observed"
 
 
-class InFp32(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+class InFp32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Every half-precision type that an operation is told becomes fp32: a reference for models that cast themselves.
 
     Random numbers are drawn in the type that is asked for, and then become fp32: in another type they would be others.
@@ -139,7 +139,8 @@ class Observed:
         if file is not None:
             import numpy as np
 
-            np.savez(file, **{name: tensor.numpy() for name, tensor in self._arrays.items()})
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in self._arrays.items()}
+            np.savez(file, **arrays)
         events = summarize(LOG.since()[0])
         return {
             "attention": dict(_attention_layers(self._pipeline)),
@@ -229,7 +230,7 @@ class Observed:
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._in_fp32:
             return call(*args, **kwargs)
-        with InFp32():  # type: ignore[no-untyped-call,unused-ignore]
+        with InFp32():  # type: ignore[no-untyped-call]
             return call(*_floated(args), **_floated(kwargs))
 
 
