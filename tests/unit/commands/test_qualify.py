@@ -41,8 +41,9 @@ def qualify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ro
             arrays = dict.fromkeys(NAMES, ARRAY + noise)
             if change is not None and folder.name == "combination":
                 change(result, arrays)
-            np.savez(folder / "seen.npz", **{name: array for name, array in arrays.items() if name != NAMES[2]})
-            np.savez(folder / "artefact.npz", **{name: array for name, array in arrays.items() if name == NAMES[2]})
+            artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
+            np.savez(folder / "seen.npz", **arrays)
+            np.savez(folder / "artefact.npz", **artefact)
             return result
 
         monkeypatch.setattr(qualify_run, "_run", run)
