@@ -38,7 +38,7 @@ def qualify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ro
             trace = TRACE | ({"compiled_calls": 0} if eager else {})
             result = {"key": key, "trace": dict(trace), "packed": None, "revision": "a hash", "environment": {"a": "b"}}
             noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
-            arrays = dict.fromkeys(NAMES, ARRAY + noise)
+            arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
             if change is not None and folder.name == "combination":
                 change(result, arrays)
             artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
