@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,7 +187,7 @@ def _run(folder: Path, timeout_s: float) -> dict[str, Any]:
     """Run the process of an arm; when it hangs or dies, that is the result."""
     (folder / RESULT).unlink(missing_ok=True)
     command = [sys.executable, "-m", "vllm_omni_diffusion_compile.commands.qualify_arm", str(folder)]
-    with (folder / _LOG).open("wb") as log:
+    with (folder / _LOG).open("wb") as log, _told_to_stop():
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = process.wait(timeout_s)
@@ -198,6 +200,23 @@ def _run(folder: Path, timeout_s: float) -> dict[str, Any]:
     except (OSError, ValueError):
         return _error("ProcessError", f"the process ended with status {status} and no result; see {_LOG}")
     return result
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """Have SIGTERM end this process as an interrupt does: what it started is in a session of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +170,30 @@ def test_a_process_that_dies_or_hangs_is_a_result(tmp_path: Path, monkeypatch: p
         result = _run(tmp_path, 1.0)
         said = {"dies": "ended with status 3 and no result", "hangs": "no answer within 1 s"}[name]
         assert said in result["error"]["message"]
+
+
+def test_who_stops_it_stops_what_it_started(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/started.part; mv {tmp_path}/started.part {tmp_path}/started; sleep 60\n"
+    )
+    python.chmod(0o755)
+    script = (
+        f"import sys; sys.executable = {str(python)!r}\n"
+        "from pathlib import Path\n"
+        "from vllm_omni_diffusion_compile.commands.qualify_run import _run\n"
+        f"_run(Path({str(tmp_path)!r}), 60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    started = tmp_path / "started"
+    deadline = time.monotonic() + 60
+    while not started.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
 
 
 @pytest.mark.parametrize(
