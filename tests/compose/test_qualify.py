@@ -15,11 +15,7 @@ pytestmark = MARKS
 
 def test_a_combination_is_compared_with_its_oracle_and_what_ran_is_recorded(klein: Path, tmp_path: Path) -> None:
     request = {"prompt": "a cat", "seed": 1, "width": 64, "height": 64, "num_inference_steps": 2}
-    settings = {
-        "dtype": "float32",  # needs no further reference
-        "diffusion_compile_vae": False,
-        "diffusion_compile_config": {"backend": "eager"},
-    }
+    settings = {"diffusion_compile_vae": False, "diffusion_compile_config": {"backend": "eager"}}
     command = [
         sys.executable, "-m", "vllm_omni_diffusion_compile", "qualify", "--model", str(klein), "--id", "klein",
         "--settings", json.dumps(settings), "--request", json.dumps(request), "--out", str(tmp_path / "out"),
@@ -40,8 +36,9 @@ def test_a_combination_is_compared_with_its_oracle_and_what_ran_is_recorded(klei
     }  # fmt: skip
     noise = next(figure for figure in row.figures if figure.name == "transformer.hidden_states of call 1")
     assert noise.value == 0, "both start from the same noise"
+    assert any("fp32" in figure.measure for figure in row.figures), "bf16 is held to a reference in fp32"
 
-    assert (row.key.model, row.key.dtype, row.key.compiler) == ("Flux2KleinPipeline", "float32", "eager")
+    assert (row.key.model, row.key.dtype, row.key.compiler) == ("Flux2KleinPipeline", "bfloat16", "eager")
     assert (row.key.shape, row.key.compile_scope, row.key.dynamic) == ("64x64", "regional", True)
     for name, sha256 in row.provenance.artefacts.items():
         assert file_digest(tmp_path / "out" / name) == sha256
