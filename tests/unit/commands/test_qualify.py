@@ -103,7 +103,7 @@ def _crashed(result: dict[str, Any], arrays: dict[str, Any]) -> None:
 def test_what_agrees_is_validated(qualify: Callable[..., Row]) -> None:
     row = qualify()
     assert row.state == "validated"
-    assert [figure.value for figure in row.figures] == [pytest.approx(1.0)] * 3
+    assert [figure.value for figure in row.figures] == [pytest.approx(1.0)] * 4
     assert row.key.schedule == "Scheduler, default steps"
 
 

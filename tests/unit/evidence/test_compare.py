@@ -28,6 +28,29 @@ def test_bf16_is_held_to_eagers_distance_from_fp32(factor: float, holds: bool) -
     assert found.value == pytest.approx(factor, rel=0.1)
 
 
+def test_what_carries_errors_along_is_held_for_each_call_and_more_strictly_over_all() -> None:
+    names = [f"latents/x of call {number}" for number in range(1, 5)]
+    exact = dict.fromkeys(names, EXACT)
+    oracle = dict.fromkeys(names, EXACT + 1e-2 * NOISE)
+
+    def compared(*factors: float) -> dict[str, bool]:
+        subject = {name: EXACT + f * 1e-2 * OTHER_NOISE for name, f in zip(names, factors, strict=True)}
+        return {item.name: item.holds for item in figures(subject, oracle, exact)}
+
+    assert all(compared(1.0, 1.0, 1.0, 1.8).values())
+    assert compared(1.0, 1.0, 1.0, 2.2) == {f"x of call {n}": n < 4 for n in range(1, 5)} | {"all calls": True}
+    assert [name for name, holds in compared(1.7, 1.7, 1.7, 1.7).items() if not holds] == ["all calls"]
+
+
+def test_what_is_decoded_carries_errors_along_and_the_denoiser_does_not() -> None:
+    names = ("component/transformer", "component/vae", "latents/decoded by vae")
+    subject = dict.fromkeys(names, EXACT + 1.7e-2 * OTHER_NOISE)
+    found = figures(subject, dict.fromkeys(names, EXACT + 1e-2 * NOISE), dict.fromkeys(names, EXACT))
+    assert {item.name: item.bound for item in found} == {
+        "transformer": 1.5, "vae": 2.0, "decoded by vae": 2.0, "all calls": 1.5,
+    }  # fmt: skip
+
+
 def test_what_the_oracle_computes_in_fp32_is_held_to_its_scale() -> None:
     subject = EXACT + 1e-3 * NOISE
     assert not figure("component", "text_encoder", subject, EXACT, EXACT).holds
