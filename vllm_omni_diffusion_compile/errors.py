@@ -10,6 +10,7 @@ DiffusionCompileError
 ├── ComponentError    a pipeline declares a component that does not exist
 ├── RequestError      a request, or one line of a trace of requests, that cannot be served as it asks
 ├── RankFailedError   a compiled region failed on one rank after it had communicated with the others
+├── EvidenceError    a row of evidence that is not one, or a combination without the evidence that is asked for
 ├── BundleError       a bundle of compiled artifacts that is damaged, foreign, or not what it says it is
 └── UnsafeDirectoryError   a place for compiled artifacts that others can write
 """
@@ -91,6 +92,10 @@ class RankFailedError(DiffusionCompileError, RuntimeError):
         )
         self.rank = rank
         self.where = where
+
+
+class EvidenceError(DiffusionCompileError, ValueError):
+    """No row of evidence, or none for what is to run. The message names file, line and field."""
 
 
 class BundleError(DiffusionCompileError, ValueError):

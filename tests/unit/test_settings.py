@@ -42,6 +42,7 @@ def test_the_defaults_are_those_of_the_release_and_vae_on() -> None:
             "warmup": {"shapes": [], "budget_s": None, "on_failure": "serve", "report_path": None},
             "rainfusion_executor": "auto",
             "pad_seq_buckets": None,
+            "require_evidence": None,
         },
     }
 

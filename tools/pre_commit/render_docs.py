@@ -1,6 +1,6 @@
-"""Render `docs/grafts.md` from the ledgers and `docs/options.md` from the settings.
+"""Render `docs/grafts.md` from the ledgers, `docs/options.md` from the settings and `docs/evidence.md` from its rows.
 
-`python -m tools.pre_commit.render_docs` writes both; with `--check` it writes nothing, and fails with a diff where one
+`python -m tools.pre_commit.render_docs` writes them; with `--check` it writes nothing, and fails with a diff where one
 is out of step.
 """
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tools.pre_commit.ledgers import qualified_name, rows_of
+from tools.pre_commit.render_evidence import files_of, render_evidence
 from vllm_omni_diffusion_compile.settings import DiffusionCompileSettings
 from vllm_omni_diffusion_compile.upstream.graft import FieldGraft, Graft
 
@@ -246,6 +247,9 @@ def pages() -> dict[str, str]:
     return {
         "grafts.md": render_grafts((heading, rows_of(module, table)) for heading, module, table in _GRAFT_TABLES),
         "options.md": render_options(DiffusionCompileSettings),
+        "evidence.md": render_evidence(
+            files_of(DOCS / "evidence"), _GENERATED.format(source="the rows of docs/evidence/*.jsonl")
+        ),
     }
 
 
@@ -263,7 +267,7 @@ def out_of_step(folder: Path, texts: Mapping[str, str]) -> str:
 
 def main(arguments: Sequence[str] | None = None, folder: Path = DOCS) -> int:
     """Write the pages, or check them; return the exit status."""
-    parser = argparse.ArgumentParser(description="Render docs/grafts.md and docs/options.md.")
+    parser = argparse.ArgumentParser(description="Render docs/grafts.md, docs/options.md and docs/evidence.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail with a diff if out of step")
     options = parser.parse_args(arguments)
     texts = pages()

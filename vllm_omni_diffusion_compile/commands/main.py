@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from vllm_omni_diffusion_compile import __version__
-from vllm_omni_diffusion_compile.commands import bench, buckets, cache, doctor, rainfusion, report
+from vllm_omni_diffusion_compile.commands import bench, buckets, cache, doctor, qualify, rainfusion, report
 from vllm_omni_diffusion_compile.errors import DiffusionCompileError
 
 PROGRAM = "vllm-omni-compile"
@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Command] = {
     "buckets": buckets,
     "cache": cache,
     "doctor": doctor,
+    "qualify": qualify,
     "rainfusion": rainfusion,
     "report": report,
 }

@@ -103,6 +103,18 @@ class DiffusionCompileConfig(BaseModel):
         json_schema_extra={"values": "a list of multiples of 64, a mapping of the keys below, or unset"},
     )
 
+    require_evidence: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file of rows that `vllm-omni-compile qualify` wrote, or a folder of such files. A worker then "
+        "refuses to start, before it loads weights, unless there is a validated row of the same model, checkpoint, "
+        "scope, dynamic, VAE policy, backend and mode, attention backend with its options, cache, quantization, "
+        "offload, topology, execution mode, capacity, data type, hardware, and versions of vLLM-Omni, torch and this "
+        "package; with `pad_seq_buckets`, one for each bucket. What requests decide (task, shape, schedule, output) is "
+        "not compared.",
+        json_schema_extra={"values": "a path, or unset"},
+    )
+
     @property
     def needs_inductor(self) -> bool:
         """Whether nothing is compiled where the platform has no inductor."""

@@ -24,6 +24,7 @@ from vllm_omni_diffusion_compile.upstream import (
     minimax_h3,
     model_runner,
     report_route,
+    required,
     shapes,
     transformer,
 )
@@ -596,6 +597,19 @@ _PACKED_LENGTH = (
     ),
 )
 
+_EVIDENCE = (
+    # After the rows above on the same target, so that it is looked at before anything else is done.
+    Graft(
+        target="vllm_omni.diffusion.worker.diffusion_model_runner:DiffusionModelRunner.load_model",
+        make=required.refuse_without_evidence,
+        parameters=("self",),
+        why="A deployment can demand a validated row for what it starts; hardware and configuration are both known in "
+        "the worker only, and it is refused before weights are loaded.",
+        upstream="none yet: the release knows nothing of evidence",
+        remove_when="the release refuses combinations that nobody has qualified",
+    ),
+)
+
 GRAFTS: tuple[Graft, ...] = (
     *_FIELDS,
     *_CONSTANTS,
@@ -610,4 +624,5 @@ GRAFTS: tuple[Graft, ...] = (
     *_EVENTS,
     *_ATTENTION,
     *_PACKED_LENGTH,
+    *_EVIDENCE,
 )

@@ -175,13 +175,15 @@ class Sparse:
     ) -> torch.Tensor:
         used = layout.used
         attention = SparseAttention(self.sparsity, self.scale, executor, self._rows_densely)
-        out = attention(
-            query[:, :used],
-            key[:, :used],
-            value[:, :used],
-            plan(layout, query.device),
-            self._observer(layout, executor),
-        )
+        # A profile names what ran: operators of an executor are also those of other code.
+        with torch.profiler.record_function(f"{_NAME} {executor.name}"):
+            out = attention(
+                query[:, :used],
+                key[:, :used],
+                value[:, :used],
+                plan(layout, query.device),
+                self._observer(layout, executor),
+            )
         return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[1] - used)) if used < query.shape[1] else out
 
     def _say_failed(self, failure: Failure) -> None:

@@ -1,0 +1,227 @@
+"""What becomes of a combination, without a model: arms that say what they are told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.evidence.rows import KEY, TRACE, validated
+from vllm_omni_diffusion_compile.commands import qualify_run
+from vllm_omni_diffusion_compile.commands.main import main
+from vllm_omni_diffusion_compile.commands.qualify_run import _run
+from vllm_omni_diffusion_compile.evidence import Row, read_rows, write_rows
+
+NAMES = ("component/transformer", "latents/transformer.x of call 1", "artefact 1")
+# What a worker knows of a key.
+KNOWN = {name: KEY[name] for name in KEY if name not in ("task", "api_mode", "shape", "schedule", "bucket")}
+ARRAY = np.linspace(-1, 1, 64, dtype=np.float32)
+
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+@pytest.fixture
+def qualify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Row]:
+    """Qualify one combination, whose subject is changed by a function of its result and its arrays."""
+
+    def qualified(change: Change | None = None, *, settings: Any = None, devices: int = 1, **declared: Any) -> Row:
+        def run(folder: Path, _: float) -> dict[str, Any]:
+            arm = json.loads((folder / "arm.json").read_text())
+            eager = arm["settings"].get("enforce_eager", False)
+            key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
+            key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
+            trace = TRACE | ({"compiled_calls": 0} if eager else {})
+            result = {"key": key, "trace": dict(trace), "packed": None, "revision": "a hash", "environment": {"a": "b"}}
+            noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
+            arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
+            if change is not None and folder.name == "combination":
+                change(result, arrays)
+            artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
+            np.savez(folder / "seen.npz", **arrays)
+            np.savez(folder / "artefact.npz", **artefact)
+            return result
+
+        monkeypatch.setattr(qualify_run, "_run", run)
+        monkeypatch.setattr(qualify_run, "device_count", lambda: 1)
+        suite = {
+            "models": {
+                "m": {"checkpoint": "m", "task": "text-to-image", "settings": settings or {}, "request": {"seed": 1}}
+            },
+            "combinations": [{"id": "combination", "model": "m", "devices": devices, **declared}],
+        }
+        (tmp_path / "suite.yaml").write_text(json.dumps(suite))
+        status = main(["qualify", "--suite", str(tmp_path / "suite.yaml"), "--out", str(tmp_path / "out")])
+        (row,) = read_rows(tmp_path / "out" / "rows.jsonl")
+        assert status == (row.state == "failed")
+        return row
+
+    return qualified
+
+
+def _off(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    arrays[NAMES[0]] = arrays[NAMES[0]] + 2e-3 * np.cos(5 * ARRAY)
+
+
+def _fallback(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["trace"]["fallbacks"] = 1
+
+
+def _never_compiled(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["trace"]["compiled_calls"] = 0
+
+
+def _asked_for_sparse(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["key"]["attention_backend"] = "RAINFUSION_ATTN, sparsity 0.5"
+
+
+def _ran_sparse(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    _asked_for_sparse(result, arrays)
+    result["trace"]["operators"] = {"RAINFUSION_ATTN flex": 4}
+
+
+def _did_less(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    del arrays[NAMES[1]]
+
+
+def _refused(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["error"] = {"type": "SettingError", "message": f"mode is refused in {Path.cwd()}/file"}
+
+
+def _crashed(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["error"] = {"type": "RuntimeError", "message": "out of memory"}
+
+
+def test_what_agrees_is_validated(qualify: Callable[..., Row]) -> None:
+    row = qualify()
+    assert row.state == "validated"
+    assert [figure.value for figure in row.figures] == [pytest.approx(1.0)] * 4
+    assert row.key.schedule == "Scheduler, default steps"
+
+
+def test_fp32_needs_no_reference(qualify: Callable[..., Row], tmp_path: Path) -> None:
+    row = qualify(settings={"dtype": "float32"})
+    assert row.state == "validated" and not list((tmp_path / "out").glob("oracle-fp32-*"))
+
+
+def test_eager_again_is_the_same_to_the_bit(qualify: Callable[..., Row]) -> None:
+    row = qualify(settings={"enforce_eager": True})
+    assert row.state == "validated" and {(item.value, item.bound) for item in row.figures} == {(0.0, 0.0)}
+
+
+def test_sparse_attention_that_ran_is_validated(qualify: Callable[..., Row]) -> None:
+    assert qualify(_ran_sparse).state == "validated"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_off, "transformer: "),
+        (_fallback, "1 fallback(s): what they answered was eager"),
+        (_never_compiled, "no compiled code was called"),
+        (_asked_for_sparse, "no sparse attention ran"),
+        (_did_less, "not seen in all runs: latents/transformer.x of call 1"),
+        (_refused, "SettingError: mode is refused in ./file"),
+        (_crashed, "RuntimeError: out of memory"),
+    ],
+)
+def test_what_does_not_hold_fails_and_says_why(qualify: Callable[..., Row], change: Change, said: str) -> None:
+    row = qualify(change)
+    assert row.state == "failed" and row.reason is not None and said in row.reason
+
+
+def test_what_is_declared_as_refused_is_rejected_with_the_error(qualify: Callable[..., Row]) -> None:
+    row = qualify(_refused, refused="mode is refused")
+    assert row.state == "rejected" and row.reason == "SettingError: mode is refused in ./file"
+
+
+@pytest.mark.parametrize(("change", "said"), [(None, "it started"), (_crashed, "out of memory")])
+def test_what_is_declared_as_refused_and_is_not_fails(qualify: Callable[..., Row], change: Any, said: str) -> None:
+    row = qualify(change, refused="mode is refused")
+    assert row.state == "failed" and said in str(row.reason)
+
+
+def test_what_needs_more_devices_is_not_tested(qualify: Callable[..., Row]) -> None:
+    row = qualify(devices=2)
+    assert row.state == "not tested" and row.reason == "it needs 2 devices, and there is 1"
+
+
+def test_a_checkpoint_that_is_not_there_is_not_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["qualify", "--model", "./missing", "--request", '{"seed": 1}', "--out", str(tmp_path)]
+    assert main(command) == 0
+    (row,) = read_rows(tmp_path / "rows.jsonl")
+    assert row.state == "not tested" and row.reason == "the checkpoint ./missing is not there"
+
+
+def test_a_process_that_dies_or_hangs_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in {"dies": "#!/bin/sh\nexit 3\n", "hangs": "#!/bin/sh\nsleep 60\n"}.items():
+        python = tmp_path / name
+        python.write_text(script)
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        result = _run(tmp_path, 1.0)
+        said = {"dies": "ended with status 3 and no result", "hangs": "no answer within 1 s"}[name]
+        assert said in result["error"]["message"]
+
+
+def test_who_stops_it_stops_what_it_started(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/started.part; mv {tmp_path}/started.part {tmp_path}/started; sleep 60\n"
+    )
+    python.chmod(0o755)
+    script = (
+        f"import sys; sys.executable = {str(python)!r}\n"
+        "from pathlib import Path\n"
+        "from vllm_omni_diffusion_compile.commands.qualify_run import _run\n"
+        f"_run(Path({str(tmp_path)!r}), 60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    started = tmp_path / "started"
+    deadline = time.monotonic() + 60
+    while not started.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--suite", "tiny", "--only", "other"], "--only other: tiny has no such combination"),
+        (["--row", "rows.jsonl"], "names no row"),
+        (["--row", "rows.jsonl#a", "--only", "a"], "--only and --evidence go with --suite"),
+        (["--model", "m", "--settings", "{"], "--settings and --request take JSON"),
+        (["--model", "m"], "request.seed is None, expected a whole number"),
+    ],
+)
+def test_what_is_wrong_on_the_command_line_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["qualify", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_row_that_is_run_again_is_compared_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    write_rows(file, [validated()])
+    before = file.read_text()
+    monkeypatch.setattr(qualify_run.Run, "row", lambda self, declared: validated(shape="256x256"))
+    assert main(["qualify", "--row", f"{file}#klein", "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "other than in the row: shape: '256x256', and '128x128' in the row" in out
+    assert "figures: the same to the last digit" in out
+    assert file.read_text() == before, "a row that is run again is not written"

@@ -1,0 +1,145 @@
+"""Render `docs/evidence.md` from the rows of `docs/evidence/*.jsonl`; called by `render_docs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from vllm_omni_diffusion_compile.commands.qualify import nearest
+from vllm_omni_diffusion_compile.evidence import Row, read_rows
+
+_INTRO = """\
+# Evidence
+
+Which combinations were tried, on what, with which result. Nothing here is inferred: every row was written by a program
+that ran the combination, and the files under `docs/evidence/` hold all of it.
+
+| State | Meaning |
+|---|---|
+| validated | it ran, every figure is within its bound, and what was asked for was seen to run |
+| failed | it ran, or should have, and did not hold; the reason says what |
+| rejected | it is refused by design, with this error |
+| not tested | it was declared, and could not run there |
+
+A combination is compared with the oracle: the same model, eager, on one device, with the same request, seed and
+schedule. What is meant to change a result (sparsity, a cache, quantization) stays in the oracle. Compared are the
+outputs of components, the latents at each call of the denoiser, what the VAE is given to decode, and what the user
+gets. Each figure has its bound beside it:
+
+- fp32: the largest difference is at most 1e-4 of the oracle's largest value; of pixels, one level of 255.
+- bf16: the distance from the oracle in fp32 is at most 1.5 times that of the eager oracle in bf16, for components that
+  were given the same and for the latents over all calls; at most twice, for one call's latents and for what is decoded
+  from them, which carry the errors of all earlier steps: they are chance of few numbers, in the oracle as well.
+- The oracle itself, run again: no difference.
+
+What ran is taken from a trace: torch's profiler is on while the denoiser and the decoder are called, and a row holds
+the operators that computed attention and the calls of compiled code. A combination that fell back, ran another
+attention than it was asked for, or called nothing that was compiled, is not validated.
+
+## Get the same again
+Each row has its settings, request, seed, versions and the revision of its checkpoint, and is run again by:
+
+```bash
+vllm-omni-compile qualify --row docs/evidence/cpu-tiny.jsonl#klein-regional-dynamic
+```
+
+It prints which figures differ from the row's. Combinations of your own are declared in a YAML file for `--suite`:
+
+```yaml
+models:
+  klein:
+    checkpoint: black-forest-labs/FLUX.2-klein-4B
+    task: text-to-image
+    request: {prompt: a lighthouse at dusk, seed: 1, width: 1024, height: 1024, num_inference_steps: 4}
+combinations:
+  - {id: klein-regional, model: klein}
+  - {id: klein-full, model: klein, settings: {diffusion_compile_granularity: full}}
+```
+
+Settings are keyword arguments of `Omni`; `refused: TEXT` declares what is to be rejected with an error that says this,
+and `devices: 2` what needs two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in
+the rows, and the log of every process lie below `--out`.
+
+A server can demand evidence: with [`diffusion_compile_config.require_evidence`](options.md) it refuses to start what
+has no validated row on its hardware.
+"""
+
+_HEADINGS = (
+    "Row", "State", "Scope", "Shapes", "VAE", "Attention", "Other", "Dtype", "Request",
+    "Nearest to its bound, or reason",
+)  # fmt: skip
+# Of a key: what is said only where it is not the usual.
+_USUAL = {
+    "execution_mode": "request",
+    "capacity": 1,
+    "cache_policy": "none",
+    "quantization": "none",
+    "offload": "none",
+    "topology": "1 device",
+    "compiler": "inductor",
+    "bucket": None,
+}
+_SHOWN_REASON = 300
+
+
+def anchor(row: Row) -> str:
+    """Return what a link to a row ends in: `evidence.md#ANCHOR`."""
+    return f"row-{row.id}"
+
+
+def render_evidence(files: Mapping[str, Sequence[Row]], generated: str) -> str:
+    """Return `docs/evidence.md`.
+
+    Args:
+        files: Rows by the name of their file.
+        generated: The comment that says where the page comes from.
+    """
+    lines = [generated + _INTRO]
+    for name, rows in files.items():
+        ordered = sorted(rows, key=_group)
+        for (hardware, software), group in groupby(ordered, _group):
+            lines += [f"## {name}: {hardware}", "", f"{software}.", ""]
+            lines += [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
+            lines += [f"| {' | '.join(map(_cell, _cells(row)))} |" for row in group]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def files_of(folder: Path) -> dict[str, list[Row]]:
+    """Read the rows of a folder by the stem of their file, and refuse two of the same id in all of them."""
+    read_rows(folder)
+    return {file.stem: read_rows(file) for file in sorted(folder.glob("*.jsonl"))}
+
+
+def _group(row: Row) -> tuple[str, str]:
+    made = row.provenance
+    if made is None:
+        return row.key.hardware, "Software not recorded"
+    return (
+        row.key.hardware,
+        f"vLLM-Omni {made.vllm_omni}, torch {made.torch}, vllm-omni-diffusion-compile {made.version}",
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    key = row.key
+    other = [key.model]
+    for name, usual in _USUAL.items():
+        value = getattr(key, name)
+        if value != usual and not (name == "compiler" and key.compile_scope == "eager"):
+            other.append(f"{name.replace('_', ' ')}: {value}")
+    shapes = {None: "", True: "dynamic", False: "static"}[key.dynamic]
+    ran = ""
+    if row.trace is not None:
+        ran = "; ran: " + ", ".join(f"`{name}` {count}" for name, count in row.trace.operators.items())
+    reason = row.reason or nearest(row)
+    return (
+        f'<a id="{anchor(row)}"></a>{row.id}', row.state, key.compile_scope, shapes, key.vae_policy,
+        f"{key.attention_backend}{ran}", ", ".join(other), key.dtype, f"{key.task}, {key.shape}, {key.schedule}",
+        reason if len(reason) <= _SHOWN_REASON else f"{reason[:_SHOWN_REASON]}...",
+    )  # fmt: skip
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

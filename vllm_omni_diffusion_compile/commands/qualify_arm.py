@@ -1,0 +1,40 @@
+"""The process of one arm: `python -m vllm_omni_diffusion_compile.commands.qualify_arm FOLDER`.
+
+It reads `arm.json` of the folder and writes `result.json`: what was seen, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ARM, RESULT = "arm.json", "result.json"
+
+
+def main(folder: Path) -> None:
+    """Run the arm that a folder describes."""
+    from vllm_omni_diffusion_compile.plugin import register
+
+    register()
+    from vllm_omni_diffusion_compile.upstream.arm import Arm, run_arm
+
+    result: dict[str, Any]
+    try:
+        result = run_arm(Arm(**json.loads((folder / ARM).read_text(encoding="utf-8"))), folder)
+    except Exception as error:  # noqa: BLE001 - reported as the result
+        traceback.print_exc()
+        result = {"error": {"type": type(error).__name__, "message": str(error)}}
+    part = folder / f"{RESULT}.part"
+    part.write_text(json.dumps(result), encoding="utf-8")
+    part.replace(folder / RESULT)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the engine's threads outlive `main`
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,349 @@
+"""Running combinations for `vllm-omni-compile qualify`: each arm in a process of its own, then one row."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_diffusion_compile.commands.qualify_arm import ARM, RESULT
+from vllm_omni_diffusion_compile.errors import EvidenceError
+from vllm_omni_diffusion_compile.evidence import (
+    Row,
+    digest,
+    environment,
+    file_digest,
+    hardware,
+    make_row,
+    revision,
+    versions,
+)
+from vllm_omni_diffusion_compile.evidence.suite import Declared
+
+_ARRAYS = ("seen.npz", "artefact.npz")
+_LOG = "log.txt"
+_BUCKETS = "pad_seq_buckets"
+
+
+@dataclass
+class Run:
+    """Combinations that are run one after the other on this machine.
+
+    Args:
+        out: Folder of the raw artefacts.
+        timeout_s: What one arm may take.
+        devices: How many there are.
+        command: From a row's id to what runs the row again.
+        said: Told what is being run.
+        reuse_oracles: Whether to take an oracle that an earlier run left in `out`.
+    """
+
+    out: Path
+    timeout_s: float
+    devices: int
+    command: Callable[[str], str]
+    said: Callable[[str], None]
+    reuse_oracles: bool = False
+    _arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def row(self, declared: Declared) -> Row:
+        """Run a combination; whatever becomes of it is said in its row."""
+        reason = self._why_not(declared)
+        if reason is not None:
+            return self._row(declared, "not tested", reason=reason)
+        subject = self._arm(declared.id, declared.checkpoint, declared.settings, declared)
+        error = subject.get("error")
+        if error is not None:
+            said = _without_paths(f"{error['type']}: {error['message']}", self.out, declared.checkpoint)
+            refused = declared.refused and declared.refused in said
+            return self._row(declared, "rejected" if refused else "failed", reason=said, subject=subject)
+        if declared.refused:
+            return self._row(declared, "failed", reason="it is declared as refused, and it started", subject=subject)
+        return self._compared(declared, subject)
+
+    def _why_not(self, declared: Declared) -> str | None:
+        if declared.devices > self.devices:
+            return f"it needs {declared.devices} devices, and there is {self.devices}"
+        folder = Path(declared.checkpoint)
+        looks_like_one = folder.is_absolute() or declared.checkpoint.startswith(".")
+        if looks_like_one and not folder.is_dir():
+            how = f"; make it with: {declared.made_by}" if declared.made_by else ""
+            return f"the checkpoint {_name(declared.checkpoint)} is not there{how}"
+        return None
+
+    def _compared(self, declared: Declared, subject: dict[str, Any]) -> Row:
+        from vllm_omni_diffusion_compile.evidence.compare import figures
+
+        oracle = self._oracle(declared, in_fp32=False)
+        arms = {"subject": subject, "oracle": oracle}
+        same = declared.settings.get("enforce_eager") is True and subject["key"] == oracle.get("key")
+        if not same and subject["key"]["dtype"] != "float32":
+            arms["reference"] = self._oracle(declared, in_fp32=True)
+        for name, arm in arms.items():
+            if "error" in arm:
+                said = f"the {name} did not run: {arm['error']['type']}: {arm['error']['message']}"
+                return self._row(declared, "failed", reason=said, subject=subject)
+        arrays = {name: _arrays(arm) for name, arm in arms.items()}
+        try:
+            found = figures(arrays["subject"], arrays["oracle"], arrays.get("reference"), same=same)
+        except EvidenceError as error:
+            return self._row(declared, "failed", reason=str(error), subject=subject, arms=arms)
+        missed = [f"{item.name}: {item.value:g}, at most {item.bound:g}" for item in found if not item.holds]
+        missed += _what_did_not_run(subject)
+        parts: dict[str, Any] = {"subject": subject, "arms": arms, "figures": found}
+        if missed:
+            return self._row(declared, "failed", reason="; ".join(missed), **parts)
+        try:
+            return self._row(declared, "validated", **parts)
+        except EvidenceError as error:  # nothing was seen of what has to be compared
+            return self._row(declared, "failed", reason=str(error), **parts)
+
+    def _oracle(self, declared: Declared, *, in_fp32: bool) -> dict[str, Any]:
+        """Run the oracle, or take the one that an earlier combination had run."""
+        known = {"checkpoint": declared.checkpoint, "settings": declared.oracle, "request": declared.request}
+        name = f"oracle-{'fp32-' if in_fp32 else ''}{digest(known)[:12]}"
+        return self._arm(name, declared.checkpoint, declared.oracle, declared, in_fp32=in_fp32)
+
+    def _arm(
+        self, name: str, checkpoint: str, settings: Mapping[str, Any], declared: Declared, *, in_fp32: bool = False
+    ) -> dict[str, Any]:
+        if name not in self._arms:
+            self.said(name)
+            folder = self.out / name
+            folder.mkdir(parents=True, exist_ok=True)
+            arm = {"checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32}
+            known = _left(folder, arm, _revision(checkpoint)) if self.reuse_oracles and name != declared.id else None
+            if known is None:
+                (folder / ARM).write_text(json.dumps(arm, indent=1), encoding="utf-8")
+                known = _run(folder, self.timeout_s)
+            self._arms[name] = known | {"folder": folder}
+        return self._arms[name]
+
+    def _row(  # noqa: PLR0913 - the parts of a row
+        self,
+        declared: Declared,
+        state: Any,
+        *,
+        reason: str | None = None,
+        subject: Mapping[str, Any] | None = None,
+        arms: Mapping[str, Mapping[str, Any]] | None = None,
+        figures: Any = (),
+    ) -> Row:
+        key = _key(declared, subject or {})
+        trace = (subject or {}).get("trace")
+        return make_row(
+            declared.id,
+            key,
+            state,
+            reason=None if reason is None else _without_paths(reason, self.out, declared.checkpoint),
+            figures=figures,
+            trace=trace,
+            provenance={
+                "checkpoint": _name(declared.checkpoint),
+                "checkpoint_revision": (subject or {}).get("revision") or _revision(declared.checkpoint),
+                **versions(),
+                "command": self.command(declared.id),
+                "settings": declared.settings,
+                "oracle": declared.oracle,
+                "request": declared.request,
+                "assets": {},
+                "seed": declared.request["seed"],
+                "artefacts": _digests(self.out, (arms or {}).values()),
+                "environment": (subject or {}).get("environment") or environment(),
+                "measured_on": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+            },
+        )
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    import torch
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 1
+
+
+def _left(folder: Path, arm: Mapping[str, Any], checkpoint_revision: str) -> dict[str, Any] | None:
+    """Return what an earlier run left of an arm, if it was the same one with the same software and checkpoint."""
+    try:
+        before = json.loads((folder / ARM).read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    same = "error" not in result and result["versions"] == versions() and result["revision"] == checkpoint_revision
+    return result if same and before == json.loads(json.dumps(arm)) else None
+
+
+def _run(folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Run the process of an arm; when it hangs or dies, that is the result."""
+    (folder / RESULT).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "vllm_omni_diffusion_compile.commands.qualify_arm", str(folder)]
+    with (folder / _LOG).open("wb") as log, _told_to_stop():
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return _error("TimeoutError", f"no answer within {timeout_s:g} s; see {_LOG}")
+        finally:
+            _end(process)
+    try:
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return _error("ProcessError", f"the process ended with status {status} and no result; see {_LOG}")
+    return result
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """Have SIGTERM end this process as an interrupt does: what it started is in a session of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _error(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message}}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and the workers that it has started: they are one session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+
+
+def _arrays(arm: Mapping[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    for name in _ARRAYS:
+        with np.load(arm["folder"] / name) as file:
+            arrays |= {key: file[key] for key in file.files}
+    return arrays
+
+
+def _digests(out: Path, arms: Any) -> dict[str, str]:
+    files = [arm["folder"] / name for arm in arms for name in _ARRAYS]
+    return {file.relative_to(out).as_posix(): file_digest(file) for file in files if file.exists()}
+
+
+def _what_did_not_run(subject: Mapping[str, Any]) -> list[str]:
+    """Say what was asked for and was not seen to run."""
+    key, trace = subject["key"], subject["trace"]
+    missed = []
+    if trace["fallbacks"]:
+        missed.append(f"{trace['fallbacks']} fallback(s): what they answered was eager")
+    if key["compile_scope"] != "eager" and not trace["compiled_calls"]:
+        missed.append("no compiled code was called")
+    sparse = any("RAINFUSION" in operator for operator in trace["operators"])
+    if key["attention_backend"].startswith("RAINFUSION_ATTN") and not sparse:
+        missed.append("no sparse attention ran")
+    return missed
+
+
+def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of a row: what the worker said; of what never started, what was declared."""
+    settings, request = declared.settings, declared.request
+    known = dict(subject.get("key") or _as_declared(declared))
+    scheduler = known.pop("scheduler", "not known")
+    config = settings.get("diffusion_compile_config")
+    packed = subject.get("packed")
+    bucketed = isinstance(config, Mapping) and config.get(_BUCKETS) is not None
+    size = f"{request.get('width', '?')}x{request.get('height', '?')}"
+    frames = request.get("num_frames", 1)
+    return {
+        **known,
+        "task": declared.task,
+        "api_mode": "offline",
+        "shape": size if frames == 1 else f"{size}, {frames} frames",
+        "schedule": f"{scheduler}, {request.get('num_inference_steps', 'default')} steps",
+        "packed_layout": "none" if packed is None else f"{packed} rows",
+        "output_representation": known.get("output_representation", "not known"),
+        "output_transport": "in process",
+        "bucket": packed if bucketed else None,
+    }
+
+
+def _as_declared(declared: Declared) -> dict[str, Any]:
+    """What settings say of a combination that never started."""
+    settings = declared.settings
+    config = settings.get("diffusion_compile_config")
+    config = config if isinstance(config, Mapping) else {}
+    eager = settings.get("enforce_eager") is True
+    attention = settings.get("diffusion_attention_config")
+    mode = str(config.get("mode", ""))
+    return {
+        "model": _pipeline_class(declared.checkpoint),
+        "execution_mode": "step" if settings.get("step_execution") else "request",
+        "capacity": settings.get("max_num_seqs", 1),
+        "attention_backend": "the platform's" if attention is None else json.dumps(attention, sort_keys=True),
+        "cache_policy": str(settings.get("cache_backend") or "none"),
+        "quantization": json.dumps(settings["quantization_config"]) if "quantization_config" in settings else "none",
+        "offload": ", ".join(name for name in settings if name.startswith("enable_") and "offload" in name) or "none",
+        "topology": _declared_topology(declared),
+        "hardware": hardware(),
+        "dtype": str(settings.get("dtype", "bfloat16")),
+        "compiler": "none" if eager else " ".join(filter(None, (str(config.get("backend", "inductor")), mode))),
+        "compile_scope": "eager" if eager else settings.get("diffusion_compile_granularity", "regional"),
+        "dynamic": None if eager else settings.get("diffusion_compile_dynamic", True),
+        "vae_policy": "off"
+        if eager or settings.get("diffusion_compile_vae") is False
+        else config.get("vae_policy", "measure"),
+    }
+
+
+def _declared_topology(declared: Declared) -> str:
+    degrees = [f"{name} {value}" for name, value in declared.settings.items() if name.endswith(("_degree", "_size"))]
+    devices = f"{declared.devices} device" + "s" * (declared.devices > 1)
+    return f"{devices}: {', '.join(degrees)}" if degrees else devices
+
+
+def _pipeline_class(checkpoint: str) -> str:
+    try:
+        index = json.loads((Path(checkpoint) / "model_index.json").read_text(encoding="utf-8"))
+        return str(index.get("_class_name") or "not known")
+    except (OSError, ValueError):
+        return "not known"
+
+
+def _revision(checkpoint: str) -> str:
+    return revision(Path(checkpoint)) if Path(checkpoint).is_dir() else "not known"
+
+
+def _name(checkpoint: str) -> str:
+    """Name a checkpoint as it was declared; of a folder somewhere on this machine, by its last part only."""
+    return Path(checkpoint).name if Path(checkpoint).is_absolute() else checkpoint
+
+
+def _without_paths(reason: str, out: Path, checkpoint: str) -> str:
+    """Keep places of this machine out of a row."""
+    places = {str(out.resolve()): "OUT", str(out): "OUT", str(Path.cwd()): ".", sys.prefix: "ENVIRONMENT"}
+    if Path(checkpoint).is_absolute():
+        places[checkpoint] = _name(checkpoint)
+    # The innermost first: one may lie in another.
+    for place in sorted(places, key=len, reverse=True):
+        reason = reason.replace(place, places[place]) if Path(place).is_absolute() else reason
+    return reason.replace(str(Path.home()), "~")

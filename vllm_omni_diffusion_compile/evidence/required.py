@@ -1,0 +1,73 @@
+"""Whether there is evidence for what is about to start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_diffusion_compile.errors import EvidenceError
+from vllm_omni_diffusion_compile.evidence.files import read_rows
+from vllm_omni_diffusion_compile.evidence.row import Row
+
+# Fields of a row's key that a start knows; what else there is, a request decides.
+AT_START = (
+    "model",
+    "execution_mode",
+    "capacity",
+    "attention_backend",
+    "cache_policy",
+    "quantization",
+    "offload",
+    "topology",
+    "hardware",
+    "dtype",
+    "compiler",
+    "compile_scope",
+    "dynamic",
+    "vae_policy",
+    "bucket",
+)
+# And of its provenance: another release is another combination.
+SOFTWARE = ("checkpoint_revision", "vllm_omni", "version", "torch")
+
+
+def require(
+    path: Path, known: Mapping[str, Any], software: Mapping[str, str], buckets: Sequence[int | None], command: str
+) -> list[Row]:
+    """Find a validated row for each bucket of what is about to start.
+
+    Args:
+        path: File or folder of rows.
+        known: The fields `AT_START`, but for `bucket`.
+        software: The fields `SOFTWARE`.
+        buckets: Rows that packed sequences are padded to; None alone where there are no buckets.
+        command: What would qualify it.
+
+    Returns:
+        The rows, one a bucket.
+
+    Raises:
+        EvidenceError: There is none for one of them, or no file of rows.
+    """
+    rows = [row for row in read_rows(path) if row.state == "validated" and row.key.api_mode != "component"]
+    found = []
+    for bucket in buckets:
+        here = {**known, "bucket": bucket, **software}
+        nearest = min(rows, key=lambda row: len(_differences(row, here)), default=None)
+        if nearest is None:
+            raise EvidenceError(f"{path} has no validated row of a model that was served; qualify it here: {command}")
+        differences = _differences(nearest, here)
+        if differences:
+            raise EvidenceError(
+                f"{path} has no validated row for this combination. The nearest one, {nearest.id!r}, differs in "
+                f"{'; '.join(differences)}. Qualify it on this machine: {command}"
+            )
+        found.append(nearest)
+    return found
+
+
+def _differences(row: Row, here: Mapping[str, Any]) -> list[str]:
+    there = {name: getattr(row.key, name) for name in AT_START}
+    there |= {name: getattr(row.provenance, name) for name in SOFTWARE}
+    return [f"{name} ({here[name]!r} here, {there[name]!r} in the row)" for name in there if here[name] != there[name]]

@@ -1,0 +1,137 @@
+"""One arm of a comparison: a model, started as a program with `Omni` starts it, and one request."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_diffusion_compile.upstream.combination import checkpoint_folder
+from vllm_omni_diffusion_compile.upstream.observe import EXTENSION
+
+_RPC_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What is run.
+
+    Args:
+        checkpoint: Folder or name of the checkpoint.
+        settings: Keyword arguments of `Omni`.
+        request: `prompt`, `negative_prompt`, and fields of `OmniDiffusionSamplingParams`.
+        in_fp32: Compute everything in fp32.
+    """
+
+    checkpoint: str
+    settings: Mapping[str, Any]
+    request: Mapping[str, Any]
+    in_fp32: bool = False
+
+
+def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
+    """Start the model, have the request answered twice, and stop it; the second time it is watched.
+
+    What is compiled is compiled by then, so that what ran is what a user's request runs.
+
+    Args:
+        arm: What is run.
+        folder: Where `seen.npz` and `artefact.npz` are written.
+
+    Returns:
+        `key`: fields of a row's key; `trace`: those of its trace; `packed`; `revision` of the checkpoint;
+        `environment`; `versions`; `ready_s` and `request_s`.
+    """
+    from vllm_omni.entrypoints.omni import Omni
+
+    from vllm_omni_diffusion_compile.evidence import environment, revision, versions
+
+    files = checkpoint_folder(arm.checkpoint, arm.settings.get("revision"))
+    started = time.perf_counter()
+    omni = Omni(model=arm.checkpoint, worker_extension_cls=EXTENSION, **arm.settings)
+    try:
+        ready = time.perf_counter()
+        omni.generate(_prompt(arm.request), _sampling(arm.request), use_tqdm=False)
+        key = _ask(omni, "diffusion_compile_observe", arm.in_fp32)
+        asked = time.perf_counter()
+        outputs = omni.generate(_prompt(arm.request), _sampling(arm.request), use_tqdm=False)
+        answered = time.perf_counter()
+        facts = _ask(omni, "diffusion_compile_observed", str(folder / "seen.npz"))
+    finally:
+        omni.close()
+    key["output_representation"] = _write_artefact(outputs, folder / "artefact.npz")
+    return {
+        "key": key,
+        "packed": facts.pop("packed"),
+        "trace": facts,
+        "revision": "unknown" if files is None else revision(files),
+        "environment": environment(),
+        "versions": versions(),
+        "ready_s": ready - started,
+        "request_s": answered - asked,
+    }
+
+
+def _prompt(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: request[name] for name in ("prompt", "negative_prompt") if name in request}
+
+
+def _sampling(request: Mapping[str, Any]) -> Any:
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+    return OmniDiffusionSamplingParams(
+        **{name: value for name, value in request.items() if name not in ("prompt", "negative_prompt")}
+    )
+
+
+def _ask(omni: Any, method: str, *args: Any) -> dict[str, Any]:
+    """Ask the workers of all stages; the answer is that of the first one that has the method."""
+    answers = omni.engine.collective_rpc(method=method, args=args, timeout=_RPC_TIMEOUT_S)
+    for answer in _flat(answers):
+        if isinstance(answer, dict) and not answer.get("todo"):
+            return answer
+    raise RuntimeError(f"no worker answered {method}: {answers}")
+
+
+def _flat(answers: Any) -> Iterator[Any]:
+    if isinstance(answers, (list, tuple)):
+        for answer in answers:
+            yield from _flat(answer)
+    else:
+        yield answers
+
+
+def _write_artefact(outputs: Any, file: Path) -> str:
+    """Write what the user got, as arrays, and say what it is."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    for output in outputs:
+        if output.error:
+            raise RuntimeError(output.error)
+        found = itertools.chain(_arrays(output.images), _arrays(output.multimodal_output))
+        arrays |= {f"artefact {len(arrays) + n}": array for n, array in enumerate(found, 1)}
+    if not arrays:
+        raise RuntimeError("the request was answered, and neither picture, video nor sound came back")
+    np.savez(file, **arrays)
+    return ", ".join(dict.fromkeys(f"{array.ndim}-dimensional {array.dtype}" for array in arrays.values()))
+
+
+def _arrays(found: Any) -> Iterator[Any]:
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    if isinstance(found, torch.Tensor):
+        yield (found.float() if found.is_floating_point() else found).cpu().numpy()
+    elif isinstance(found, (np.ndarray, Image.Image)):
+        yield np.asarray(found)
+    elif isinstance(found, Mapping):
+        for value in found.values():
+            yield from _arrays(value)
+    elif isinstance(found, (list, tuple)):
+        for value in found:
+            yield from _arrays(value)
