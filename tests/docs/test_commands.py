@@ -309,6 +309,7 @@ def test_a_tool_reads_its_arguments(command: Command, monkeypatch: pytest.Monkey
     for name in ("parse_args", "parse_intermixed_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, only(getattr(argparse.ArgumentParser, name)))
     monkeypatch.setattr(sys, "argv", [module, *words])
+    monkeypatch.delitem(sys.modules, module, raising=False)  # another test may have imported it
     monkeypatch.chdir(tmp_path)  # in case it does not stop there
     with pytest.raises(_Read):
         runpy.run_module(module, run_name="__main__", alter_sys=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -137,7 +138,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         f'<a id="{anchor(row)}"></a>{row.id}', row.state, key.compile_scope, shapes, key.vae_policy,
         f"{key.attention_backend}{ran}", ", ".join(other), key.dtype, f"{key.task}, {key.shape}, {key.schedule}",
-        reason if len(reason) <= _SHOWN_REASON else f"{reason[:_SHOWN_REASON]}...",
+        textwrap.shorten(reason, _SHOWN_REASON, placeholder=" ..."),
     )  # fmt: skip
 
 
