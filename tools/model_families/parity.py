@@ -56,9 +56,9 @@ class Comparison:
             reference, of eager bf16's distance.
         limit: What `distance` may be.
         graphs: Graphs that were compiled.
-        fallbacks: Lines about calls that were answered eagerly, which would make any parity worthless.
+        fallbacks: How many calls were answered eagerly, which would make any parity worthless.
         seconds: How long compiling and running took.
-        error: What was raised, if anything.
+        error: What was raised, if anything, or what the log says of the first fallback.
     """
 
     family: str
@@ -167,6 +167,7 @@ def _compare(family: Family, dtype: torch.dtype, way: Way, expected: Expected) -
     except Exception as failure:  # noqa: BLE001 - reported as the result
         error = f"{type(failure).__name__}: {next(iter(str(failure).strip().splitlines()), '')}"
     else:
+        error = next(iter(run.fallbacks), "")
         trios = zip(run.outputs, expected.eager, expected.reference, strict=True)
         distance = max(_of_scale(c, e) if exact else _of_eager(c, e, r) for c, e, r in trios)
     return Comparison(
@@ -176,7 +177,7 @@ def _compare(family: Family, dtype: torch.dtype, way: Way, expected: Expected) -
         distance=distance,
         limit=FP32_OF_SCALE if exact else BF16_OF_EAGER,
         graphs=run.graphs,
-        fallbacks=run.fallbacks,
+        fallbacks=len(run.fallbacks),
         seconds=time.monotonic() - started,
         error=error,
     )
@@ -197,12 +198,12 @@ class Run:
     Args:
         outputs: In fp32, of all sizes.
         graphs: Graphs that were compiled.
-        fallbacks: Lines about calls that were answered eagerly.
+        fallbacks: What the log says of calls that were answered eagerly.
     """
 
     outputs: Tensors
     graphs: int = 0
-    fallbacks: int = 0
+    fallbacks: tuple[str, ...] = ()
 
 
 def _reference(family: Family, sizes: tuple[int, ...]) -> Tensors:
@@ -234,7 +235,7 @@ def _run(
     return Run(
         outputs=[tensor.float() for tensor in outputs],
         graphs=counters["stats"]["unique_graphs"],
-        fallbacks=sum("compiled call failed" in line for line in log.lines),
+        fallbacks=tuple(line for line in log.lines if "compiled call failed" in line),
     )
 
 
