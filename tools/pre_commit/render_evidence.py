@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -133,11 +134,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     ran = ""
     if row.trace is not None:
         ran = "; ran: " + ", ".join(f"`{name}` {count}" for name, count in row.trace.operators.items())
-    reason = row.reason or nearest(row)
+    reason = textwrap.shorten(row.reason or nearest(row), _SHOWN_REASON, placeholder=" ...")
     return (
         f'<a id="{anchor(row)}"></a>{row.id}', row.state, key.compile_scope, shapes, key.vae_policy,
         f"{key.attention_backend}{ran}", ", ".join(other), key.dtype, f"{key.task}, {key.shape}, {key.schedule}",
-        reason if len(reason) <= _SHOWN_REASON else f"{reason[:_SHOWN_REASON]}...",
+        reason,
     )  # fmt: skip
 
 
