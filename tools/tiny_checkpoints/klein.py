@@ -46,7 +46,7 @@ def write(
     byte_tokenizer(["<|im_start|>"], CHAT_TEMPLATE).save_pretrained(out / "tokenizer")
     (text_encoder or _text_encoder)().to(torch.bfloat16).save_pretrained(out / "text_encoder")
     (vae or _vae)().to(torch.bfloat16).save_pretrained(out / "vae")
-    (transformer or _transformer)().to(torch.bfloat16).save_pretrained(out / "transformer")
+    (transformer or tiny_transformer)().to(torch.bfloat16).save_pretrained(out / "transformer")
     FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, shift=3.0, base_shift=0.5, max_shift=1.15
     ).save_pretrained(out / "scheduler")
@@ -99,14 +99,15 @@ def _vae() -> AutoencoderKLFlux2:
     )
 
 
-def _transformer() -> Flux2Transformer2DModel:
+def tiny_transformer(num_layers: int = 2, num_single_layers: int = 2) -> Flux2Transformer2DModel:
+    """Make the transformer with so many blocks of two streams and of one."""
     from diffusers import Flux2Transformer2DModel
 
     return Flux2Transformer2DModel(
         patch_size=1,
         in_channels=TRANSFORMER_CHANNELS,
-        num_layers=2,
-        num_single_layers=2,
+        num_layers=num_layers,
+        num_single_layers=num_single_layers,
         attention_head_dim=32,
         num_attention_heads=4,
         joint_attention_dim=len(ENCODER_LAYERS_READ) * TEXT_WIDTH,
