@@ -35,8 +35,8 @@ gets. Each figure has its bound beside it:
 - The oracle itself, run again: no difference.
 
 What ran is taken from a trace: torch's profiler is on while the denoiser and the decoder are called, and a row holds
-the operators that computed attention and the calls of compiled code. A combination that fell back, ran another
-attention than it was asked for, or called nothing that was compiled, is not validated.
+the operators that computed attention and the calls of compiled code. A combination that fell back, ran dense
+attention where it was asked for RainFusion, or whose denoiser called nothing that was compiled, is not validated.
 
 ## Get the same again
 Each row has its settings, request, seed, versions and the revision of its checkpoint, and is run again by:

@@ -29,6 +29,7 @@ _OURS = {
     "host": "the bench asks on this machine",
     "port": "the bench takes a free one",
     "api_key": "set VLLM_API_KEY, which is not written into the result",
+    "hf_token": "set HF_TOKEN, which is not written into the result",
 }
 
 

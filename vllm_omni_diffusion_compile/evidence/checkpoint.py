@@ -21,9 +21,9 @@ def revision(folder: Path) -> str:
     """
     folder = folder.resolve()
     parts = folder.parts
-    for parent, name in itertools.pairwise(parts):
+    for place, (parent, name) in enumerate(itertools.pairwise(parts), 2):
         if parent == "snapshots" and _COMMIT.fullmatch(name):
-            return f"commit {name}"
+            return " ".join([f"commit {name}", *parts[place:]])  # some models keep several checkpoints in one
     content = hashlib.sha256()
     files = (file for file in folder.rglob("*") if file.is_file())
     # What begins with a dot belongs to the tool that made the folder.

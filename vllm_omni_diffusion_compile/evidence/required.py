@@ -32,8 +32,18 @@ AT_START = (
 SOFTWARE = ("checkpoint_revision", "vllm_omni", "version", "torch")
 
 
-def require(
-    path: Path, known: Mapping[str, Any], software: Mapping[str, str], buckets: Sequence[int | None], command: str
+# Keys of `diffusion_compile_config` that change what is computed and have no field in a row's key, with their defaults:
+# compared with the settings that the row was made with.
+OF_SETTINGS: Mapping[str, Any] = {"rainfusion_executor": "auto", "infer_regions": True, "recompile_limit": None}
+
+
+def require(  # noqa: PLR0913, PLR0917 - each is one part of what is about to start
+    path: Path,
+    known: Mapping[str, Any],
+    software: Mapping[str, str],
+    buckets: Sequence[int | None],
+    command: str,
+    config: Mapping[str, Any] = OF_SETTINGS,
 ) -> list[Row]:
     """Find a validated row for each bucket of what is about to start.
 
@@ -43,6 +53,7 @@ def require(
         software: The fields `SOFTWARE`.
         buckets: Rows that packed sequences are padded to; None alone where there are no buckets.
         command: What would qualify it.
+        config: The keys `OF_SETTINGS`.
 
     Returns:
         The rows, one a bucket.
@@ -53,7 +64,7 @@ def require(
     rows = [row for row in read_rows(path) if row.state == "validated" and row.key.api_mode != "component"]
     found = []
     for bucket in buckets:
-        here = {**known, "bucket": bucket, **software}
+        here = {**known, "bucket": bucket, **software, **config}
         nearest = min(rows, key=lambda row: len(_differences(row, here)), default=None)
         if nearest is None:
             raise EvidenceError(f"{path} has no validated row of a model that was served; qualify it here: {command}")
@@ -70,4 +81,6 @@ def require(
 def _differences(row: Row, here: Mapping[str, Any]) -> list[str]:
     there = {name: getattr(row.key, name) for name in AT_START}
     there |= {name: getattr(row.provenance, name) for name in SOFTWARE}
+    made_with = (row.provenance.settings if row.provenance else {}).get("diffusion_compile_config") or {}
+    there |= {name: made_with.get(name, default) for name, default in OF_SETTINGS.items()}
     return [f"{name} ({here[name]!r} here, {there[name]!r} in the row)" for name in there if here[name] != there[name]]

@@ -92,7 +92,7 @@ class Trace(_Strict):
     Args:
         attention: Attention layers of the loaded model, by the class of what computes them.
         operators: Calls of operators and kernels that computed attention, as torch's profiler recorded them.
-        compiled_calls: Calls of compiled code that the profiler recorded.
+        compiled_calls: Calls of compiled code in the denoiser that the profiler recorded.
         compiled_graphs: Graphs that were compiled until then.
         fallbacks: Calls that were answered eagerly because compiling or compiled code failed.
     """
@@ -210,6 +210,8 @@ class Row(_Strict):
         if self.provenance is None:
             lacks.append("provenance")
         else:
+            if self.key.api_mode != "component" and self.provenance.checkpoint_revision in ("unknown", "not known"):
+                lacks.append("the revision of its checkpoint")
             if not self.provenance.artefacts:
                 lacks.append("artefacts")
             if not self.provenance.environment:

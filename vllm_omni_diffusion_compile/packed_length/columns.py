@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,8 +29,9 @@ from vllm_omni_diffusion_compile.settings import MAX_ROWS
 
 Integers = NDArray[np.int64]
 
-# Stands for what a request does not state. Nobody can state it: every bound is far above.
-_UNSTATED = np.iinfo(np.int64).min
+# Stands for what a request does not state. Nobody can state it: numbers below the other one are left to `reading.py`.
+_UNSTATED = int(np.iinfo(np.int64).min)
+_LEAST = -(2**62)
 _NO_REFERENCES = -1
 _T2VA, _FL2VA, _REF2VA = range(len(TASKS))
 _TASK_CODES: Mapping[object, int] = {
@@ -109,6 +110,7 @@ class Columns:
             and _within(prompt, 0, MAX_ROWS)
             and _within(count, 1, reading.MOST_REQUESTS)
             and not np.any(timed & framed)
+            and not np.any((keyframes > 0) & (self.references != _NO_REFERENCES))
             and np.array_equal(task, implied)
         )
         if not sound:
@@ -184,16 +186,17 @@ class JsonLines:
         return msgspec.json.Decoder(line)
 
 
+_Integer = Annotated[int, msgspec.Meta(ge=_LEAST)]
 _LINE: list[Any] = [
     ("width", int),
     ("height", int),
     ("task", str | None, None),
-    ("frames", int | None, _UNSTATED),
+    ("frames", _Integer | None, _UNSTATED),
     ("seconds", float | None, None),
-    ("keyframes", int | None, _UNSTATED),
+    ("keyframes", _Integer | None, _UNSTATED),
     ("references", msgspec.Raw, None),
-    ("prompt_rows", int | None, _UNSTATED),
-    ("count", int | None, _UNSTATED),
+    ("prompt_rows", _Integer | None, _UNSTATED),
+    ("count", _Integer | None, _UNSTATED),
 ]
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*)` - at ", re.DOTALL)
 
@@ -216,6 +219,7 @@ class CsvLines:
     """
 
     def __init__(self, header: Sequence[str]) -> None:
+        self._cells_in_a_line = len(header)
         self._places = {name: index for index, name in enumerate(header)}
         self._references = ReferenceRows(lambda text: text)
 
@@ -223,7 +227,7 @@ class CsvLines:
         """Read lines; None if one of them has other cells than the numbers that are expected."""
         try:
             columns = list(zip(*lines, strict=True))
-            if len(columns) < len(self._places):
+            if len(columns) != self._cells_in_a_line:
                 return None
             task, seconds, references = (self._cells(columns, name) for name in ("task", "seconds", "references"))
             return Columns(
@@ -246,7 +250,10 @@ class CsvLines:
 
     def _numbers(self, columns: Sequence[Sequence[str]], name: str) -> Integers:
         cells = self._cells(columns, name)
-        return _integers([int(cell) if cell else None for cell in cells] if "" in cells else list(map(int, cells)))
+        stated = [int(cell) for cell in cells if cell]
+        if stated and min(stated) < _LEAST:
+            raise ValueError("a number that is far below all that can be meant")
+        return _integers(stated if len(stated) == len(cells) else [int(cell) if cell else None for cell in cells])
 
 
 def _seconds(cells: Sequence[str]) -> NDArray[np.float64]:

@@ -49,7 +49,6 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
 
     from vllm_omni_diffusion_compile.evidence import environment, revision, versions
 
-    files = checkpoint_folder(arm.checkpoint, arm.settings.get("revision"))
     started = time.perf_counter()
     omni = Omni(model=arm.checkpoint, worker_extension_cls=EXTENSION, **arm.settings)
     try:
@@ -62,6 +61,8 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
         facts = _ask(omni, "diffusion_compile_observed", str(folder / "seen.npz"))
     finally:
         omni.close()
+    # After the start, which may have fetched them.
+    files = checkpoint_folder(arm.checkpoint, arm.settings.get("revision"))
     key["output_representation"] = _write_artefact(outputs, folder / "artefact.npz")
     return {
         "key": key,

@@ -116,7 +116,8 @@ class Observed:
         self._arrays: dict[str, torch.Tensor] = {}
         self._inputs: dict[str, list[torch.Tensor]] = {}
         self._operators: Counter[str] = Counter()
-        self._compiled_calls = 0
+        # Of the denoiser; that decode is compiled says nothing of it.
+        self._compiled: Counter[str] = Counter()
         self._packed: int | None = None
         self._inside = False
         self._in_fp32 = in_fp32
@@ -145,7 +146,7 @@ class Observed:
         return {
             "attention": dict(_attention_layers(self._pipeline)),
             "operators": dict(self._operators),
-            "compiled_calls": self._compiled_calls,
+            "compiled_calls": self._compiled.total(),
             "compiled_graphs": compiled_graphs(),
             "fallbacks": sum(events.fallbacks.values()) + sum(events.limits.values()),
             "packed": self._packed,
@@ -183,7 +184,7 @@ class Observed:
         for name, tensor in _sequences(args, kwargs):
             self._inputs.setdefault(f"{path}.{name}", []).append(_kept(tensor))
         self._packed = next((x.shape[1] for x in (kwargs.get("x"),) if isinstance(x, torch.Tensor)), self._packed)
-        with self._traced(self._operators):
+        with self._traced(self._operators, self._compiled):
             output = self._run(call, args, kwargs)
         self._keep(f"component/{path}", _floats(output))
         return output
@@ -194,7 +195,7 @@ class Observed:
         self._inside = True
         try:
             self._keep(f"latents/decoded by {path}", _floats((args, kwargs)))
-            with self._traced(Counter()):
+            with self._traced(Counter(), Counter()):
                 output = self._run(decode, args, kwargs)
         finally:
             self._inside = False
@@ -215,7 +216,7 @@ class Observed:
                 self._arrays |= {f"latents/{name} of call {n}": tensor for n, tensor in enumerate(calls, 1)}
 
     @contextmanager
-    def _traced(self, operators: Counter[str]) -> Iterator[None]:
+    def _traced(self, operators: Counter[str], compiled: Counter[str]) -> Iterator[None]:
         from torch.profiler import ProfilerActivity, profile
 
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
@@ -223,7 +224,7 @@ class Observed:
             yield
         for event in profiler.key_averages():
             if event.key.startswith(_COMPILED):
-                self._compiled_calls += event.count
+                compiled[event.key] += event.count
             elif _ATTENTION.search(event.key):
                 operators[event.key] += event.count
 

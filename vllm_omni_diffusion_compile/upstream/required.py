@@ -45,14 +45,17 @@ def refuse_without_evidence(load_model: Callable[..., None]) -> Callable[..., No
 
 def _look(od_config: Any, config: Any) -> None:
     from vllm_omni_diffusion_compile.evidence import revision, versions
-    from vllm_omni_diffusion_compile.evidence.required import require
+    from vllm_omni_diffusion_compile.evidence.required import OF_SETTINGS, require
 
     files = checkpoint_folder(str(od_config.model), getattr(od_config, "revision", None))
     software = versions() | {"checkpoint_revision": "not known" if files is None else revision(files)}
     buckets: list[int | None] = [None] if config.pad_seq_buckets is None else [*config.pad_seq_buckets.rows]
     path = Path(config.require_evidence).expanduser()
     try:
-        rows = require(path, known_at_start(od_config), software, buckets, _command(od_config, path))
+        rows = require(
+            path, known_at_start(od_config), software, buckets, _command(od_config, path),
+            {name: getattr(config, name) for name in OF_SETTINGS},
+        )  # fmt: skip
     except EvidenceError as error:
         raise EvidenceError(f"{_OPTION}: {error}") from None
     logger.info("%s: validated by %s.", _OPTION, ", ".join(f"{path}#{row.id}" for row in rows))

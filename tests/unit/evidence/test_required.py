@@ -10,7 +10,7 @@ import pytest
 from tests.unit.evidence.rows import FIGURES, KEY, PROVENANCE, TRACE, validated
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence import Row, make_row, write_rows
-from vllm_omni_diffusion_compile.evidence.required import AT_START, SOFTWARE, require
+from vllm_omni_diffusion_compile.evidence.required import AT_START, OF_SETTINGS, SOFTWARE, require
 
 KNOWN = {name: KEY[name] for name in AT_START if name != "bucket"}
 MADE = {name: PROVENANCE[name] for name in SOFTWARE}
@@ -64,3 +64,11 @@ def test_no_file_is_no_evidence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(EvidenceError, match="no validated row"):
         require(tmp_path / "empty", KNOWN, MADE, [None], "qualify it")
+
+
+def test_a_row_made_with_another_executor_is_no_evidence(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [validated()])
+    config = dict(OF_SETTINGS)
+    assert require(tmp_path, KNOWN, MADE, [None], "qualify it", config)
+    with pytest.raises(EvidenceError, match=r"rainfusion_executor \('flash' here, 'auto' in the row\)"):
+        require(tmp_path, KNOWN, MADE, [None], "qualify it", config | {"rainfusion_executor": "flash"})

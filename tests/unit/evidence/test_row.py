@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.evidence.rows import FIGURES, KEY, PROVENANCE, TRACE, validated
 from vllm_omni_diffusion_compile.errors import EvidenceError
-from vllm_omni_diffusion_compile.evidence import Row, make_row, read_rows, row_named, write_rows
+from vllm_omni_diffusion_compile.evidence import Row, make_row, read_rows, revision, row_named, write_rows
 
 
 def _fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -128,3 +128,10 @@ def test_what_is_no_file_of_rows_is_named(tmp_path: Path, content: bytes) -> Non
     file.write_bytes(content)
     with pytest.raises(EvidenceError, match=str(file)):
         read_rows(file)
+
+
+def test_two_checkpoints_of_one_snapshot_are_two_revisions(tmp_path: Path) -> None:
+    folders = [tmp_path / "snapshots" / ("0a" * 20) / name for name in ("FL2VA", "Ref2VA")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert len({revision(folder) for folder in [*folders, folders[0].parent]}) == 3

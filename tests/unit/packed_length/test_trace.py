@@ -222,3 +222,37 @@ def test_a_million_different_requests_are_read_in_array_operations(
     monkeypatch.setattr("vllm_omni_diffusion_compile.packed_length.trace.read_shape", refuse)
     for name in ("a.jsonl", "a.csv"):
         assert demand(tmp_path / name).used_rows.tolist() == expected, name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"width": 512, "height": 512, "keyframes": 1, "references": ["image:64x64"]},
+        {"width": 512, "height": 512, "frames": -(2**63)},
+        {"width": 512, "height": 512, "count": -(2**63)},
+    ],
+    ids=str,
+)
+def test_what_no_request_can_have_is_refused_among_lines_that_are_right(tmp_path: Path, line: dict[str, Any]) -> None:
+    lines = [{"width": 512, "height": 512}, line]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(line))
+        table.writeheader()
+        table.writerows(
+            [
+                each | {"references": ";".join(each.get("references", []))} if "references" in line else each
+                for each in lines
+            ]
+        )
+    for name, place in (("a.jsonl", "a.jsonl:2"), ("a.csv", "a.csv:3")):
+        with pytest.raises(RequestError, match=place):
+            demand(tmp_path / name)
+
+
+def test_lines_of_another_length_than_the_header_are_refused_when_all_are(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("width,height\n512,512,7\n")
+    (tmp_path / "twice.csv").write_text("width,height,width\n512,512\n")
+    for name, found in (("long.csv", 3), ("twice.csv", 2)):
+        with pytest.raises(RequestError, match=f"{name}:2: found {found} cell"):
+            demand(tmp_path / name)
