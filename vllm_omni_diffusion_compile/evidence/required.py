@@ -81,6 +81,7 @@ def require(  # noqa: PLR0913, PLR0917 - each is one part of what is about to st
 def _differences(row: Row, here: Mapping[str, Any]) -> list[str]:
     there = {name: getattr(row.key, name) for name in AT_START}
     there |= {name: getattr(row.provenance, name) for name in SOFTWARE}
-    made_with = (row.provenance.settings if row.provenance else {}).get("diffusion_compile_config") or {}
+    config = row.provenance.settings.get("diffusion_compile_config") if row.provenance else None
+    made_with = config if isinstance(config, Mapping) else {}
     there |= {name: made_with.get(name, default) for name, default in OF_SETTINGS.items()}
     return [f"{name} ({here[name]!r} here, {there[name]!r} in the row)" for name in there if here[name] != there[name]]
