@@ -15,7 +15,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from vllm_omni_diffusion_compile.errors import RequestError
-from vllm_omni_diffusion_compile.packed_length.columns import Columns, CsvLines, JsonLines
+from vllm_omni_diffusion_compile.packed_length.columns import Columns, CsvLines, Integers, JsonLines
 from vllm_omni_diffusion_compile.packed_length.reading import (
     COUNT,
     KEYS,
@@ -44,6 +44,7 @@ class Demand:
 
     used_rows: array[int] = field(default_factory=lambda: array("q"))
     requests: Counter[int] = field(default_factory=Counter)
+    _told: list[tuple[Integers, Integers]] = field(default_factory=list, init=False, repr=False)
 
     def add(self, used_rows: int, count: int) -> None:
         """Add a line that stands for `count` requests."""
@@ -70,6 +71,7 @@ class Demand:
                 self._add_csv(path)
             else:
                 self._add_json(path)
+            self._add_told()
         except OSError as error:
             raise RequestError(f"{path}: {error.strerror or error}") from None
         except (UnicodeDecodeError, csv.Error) as error:
@@ -92,13 +94,19 @@ class Demand:
         found = columns.used_rows() if columns is not None else None
         if found is None:
             return False
-        used, count = found
-        self.used_rows.frombytes(used.tobytes())
-        lengths, places = np.unique(used, return_inverse=True)
-        # Sums of floats are exact here: 2**53 is far above what the bounds of a line allow.
-        requests = np.bincount(places, weights=count).astype(np.int64)
-        self.requests.update(dict(zip(lengths.tolist(), requests.tolist(), strict=True)))
+        self.used_rows.frombytes(found[0].tobytes())
+        self._told.append(found)
         return True
+
+    def _add_told(self) -> None:
+        """Add the requests of what was read as columns."""
+        if self._told:
+            used, count = (np.concatenate(columns) for columns in zip(*self._told, strict=True))
+            self._told.clear()
+            # Sums of floats are exact here: 2**53 is far above what the bounds of a line allow.
+            requests = np.bincount(used, weights=count).astype(np.int64)
+            lengths = np.flatnonzero(requests)
+            self.requests.update(dict(zip(lengths.tolist(), requests[lengths].tolist(), strict=True)))
 
     def _add_json_line(self, line: bytes, shapes: dict[str, int], path: Path, number: int) -> None:
         where = _where(path, number)
