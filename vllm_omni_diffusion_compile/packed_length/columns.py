@@ -229,31 +229,35 @@ class CsvLines:
             columns = list(zip(*lines, strict=True))
             if len(columns) != self._cells_in_a_line:
                 return None
-            task, seconds, references = (self._cells(columns, name) for name in ("task", "seconds", "references"))
+            unstated = np.full(len(columns[0]), _UNSTATED)
+            cells = {name: columns[place] for name, place in self._places.items()}
+            numbers = {name: _numbers(cells[name]) if name in cells else unstated for name in _NUMBERS}
+            task, seconds, references = cells.get("task"), cells.get("seconds"), cells.get("references")
             return Columns(
-                task=_integers([_TASK_CODES[cell] for cell in task]),
-                width=self._numbers(columns, "width"),
-                height=self._numbers(columns, "height"),
-                frames=self._numbers(columns, "frames"),
-                seconds=_seconds(seconds),
-                keyframes=self._numbers(columns, "keyframes"),
-                references=_integers([self._references[cell] for cell in references]),
-                prompt_rows=self._numbers(columns, "prompt_rows"),
-                count=self._numbers(columns, "count"),
+                **numbers,
+                task=unstated if task is None else _integers([_TASK_CODES[cell] for cell in task]),
+                seconds=np.full(len(unstated), np.nan) if seconds is None else _seconds(seconds),
+                references=np.full(len(unstated), _NO_REFERENCES)
+                if references is None
+                else _integers([self._references[cell] for cell in references]),
             )
         except (RequestError, KeyError, OverflowError, ValueError):
             return None  # as above
 
-    def _cells(self, columns: Sequence[Sequence[str]], name: str) -> Sequence[str]:
-        place = self._places.get(name)
-        return [""] * len(columns[0]) if place is None else columns[place]
 
-    def _numbers(self, columns: Sequence[Sequence[str]], name: str) -> Integers:
-        cells = self._cells(columns, name)
+_NUMBERS = ("width", "height", "frames", "keyframes", "prompt_rows", "count")
+
+
+def _numbers(cells: Sequence[str]) -> Integers:
+    if "" in cells:
         stated = [int(cell) for cell in cells if cell]
-        if stated and min(stated) < _LEAST:
-            raise ValueError("a number that is far below all that can be meant")
-        return _integers(stated if len(stated) == len(cells) else [int(cell) if cell else None for cell in cells])
+        numbers = _integers([int(cell) if cell else None for cell in cells])
+    else:
+        stated = list(map(int, cells))
+        numbers = _integers(stated)
+    if stated and min(stated) < _LEAST:
+        raise ValueError("a number that is far below all that can be meant")
+    return numbers
 
 
 def _seconds(cells: Sequence[str]) -> NDArray[np.float64]:
