@@ -14,7 +14,7 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
-from tools.demo import interrupts, verdict
+from tools.demo import verdict
 from tools.demo.arms import FURTHER_REQUESTS, SIZES, Arm, Measured, arms
 from tools.demo.pictures import STEPS, request
 from tools.demo.progress import Activity
@@ -22,6 +22,7 @@ from tools.demo.server import Server, ServerError, log_lines
 from tools.demo.table import console, table
 from tools.demo.trace import TraceError, count
 from tools.tiny_checkpoints import checkpoint, klein
+from vllm_omni_diffusion_compile.bench import interrupts
 
 OUTPUT = Path("demo-output")
 _TAIL_LINES = 40
@@ -40,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="compare with dynamic shapes, the default, as well")
     options, flags = parser.parse_known_args(arguments)
     output = console()
-    interrupts.install()
     try:
-        return _run(output, flags, everything=options.all)
+        with interrupts.raised():
+            return _run(output, flags, everything=options.all)
     except interrupts.Interrupted as interrupt:
         output.print(f"stopped by {interrupt}; no process is left")
         return 128 + interrupt.number

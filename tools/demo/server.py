@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
-from tools.demo.interrupts import deferred
+from vllm_omni_diffusion_compile.bench.interrupts import deferred
 
 if TYPE_CHECKING:
     from typing_extensions import Self

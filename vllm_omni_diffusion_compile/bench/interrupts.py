@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The bench was told to stop.
+    """The program was told to stop.
 
     Args:
         number: The signal.
