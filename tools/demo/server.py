@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -18,16 +16,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import httpx
-import psutil
 
 from vllm_omni_diffusion_compile.bench.interrupts import deferred
+from vllm_omni_diffusion_compile.bench.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 START_LIMIT_S = 1800.0
 # What each signal is given before the next, harder one. A server whose compiler runs ends once that returns.
-_STOP_SIGNALS = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # "(DiffusionWorker pid=9953) INFO 11-29 19:30:43 [manager.py:112] Initializing ..."; what starts otherwise is the logo.
@@ -64,8 +61,8 @@ class Server:
         self._arguments = ["serve", str(model), "--omni", *patience, *flags, *address]
         self._plugins = plugins
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._process: psutil.Popen | None = None
-        self._seen: set[psutil.Process] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._session: Session | None = None
         self._started = 0.0
 
     @property
@@ -135,7 +132,7 @@ class Server:
         environment = _environment(Path(self._folder.name), self._plugins)
         self._started = time.monotonic()
         with self.log.open("wb") as log:
-            self._process = psutil.Popen(
+            self._process = subprocess.Popen(
                 [str(Path(sys.executable).with_name("vllm")), *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -143,58 +140,20 @@ class Server:
                 env=environment,
                 start_new_session=True,
             )
+        self._session = Session(self._process)
 
     def _close(self) -> None:
         with deferred():
-            left = self._stop()
+            left = self._session.stop() if self._session is not None else []
             if self._folder is not None:
                 self._folder.cleanup()
         if left:
             raise ServerError(f"still there after SIGKILL: {', '.join(str(process) for process in left)}")
 
-    def _stop(self) -> list[psutil.Process]:
-        """Stop every process of the server, the harder the longer it takes; return those that are still there."""
-        for number, limit_s in _STOP_SIGNALS:
-            for process in self._processes():
-                _send(process, number)
-            deadline = time.monotonic() + limit_s
-            while self._processes() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if not self._processes():
-                break
-        return self._processes()
-
-    def _processes(self) -> list[psutil.Process]:
-        """List what lives of the server: its session, and children that it had, wherever they went."""
-        if self._process is None:
-            return []
-        self._process.poll()  # reaps it
-        session = self._process.pid
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == session:
-                    self._seen.add(process)
-                    self._seen.update(process.children(recursive=True))
-            except (psutil.Error, OSError):
-                pass  # it went meanwhile, or is none of ours
-        return [process for process in self._seen if _lives(process)]
-
 
 def log_lines(file: Path) -> list[str]:
     """Read a server's log, without its colours."""
     return _ESCAPES.sub("", file.read_text(errors="replace")).splitlines()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _send(process: psutil.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):  # it went meanwhile
-        process.send_signal(number)
 
 
 def _environment(folder: Path, plugins: str) -> dict[str, str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,13 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from vllm_omni_diffusion_compile.bench.interrupts import deferred
+from vllm_omni_diffusion_compile.bench.session import Session
 from vllm_omni_diffusion_compile.errors import BenchError
 
 # What each signal is given before the next, harder one. A server whose compiler runs ends once that returns.
-_STOP_SIGNALS = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 _POLL_S = 0.1
 _TAIL_LINES = 40
 # vLLM's own variable for the key of its server.
@@ -63,7 +59,7 @@ class Server:
         self._working = working
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._seen: set[psutil.Process] = set()
+        self._session: Session | None = None
         self._started = 0.0
 
     def start(self) -> None:
@@ -79,7 +75,7 @@ class Server:
             BenchError: Something is still there.
         """
         with deferred():
-            left = self._stop()
+            left = self._session.stop() if self._session is not None else []
             if self._folder is not None:
                 self._folder.cleanup()
         if left:
@@ -193,41 +189,7 @@ class Server:
                 env={**inherited, **self.environment},
                 start_new_session=True,
             )
-
-    def _stop(self) -> list[psutil.Process]:
-        """Stop every process of the server, the harder the longer it takes; return those that are still there."""
-        for number, limit_s in _STOP_SIGNALS:
-            for process in self._processes():
-                with contextlib.suppress(psutil.NoSuchProcess):  # it went meanwhile
-                    process.send_signal(number)
-            deadline = time.monotonic() + limit_s
-            while self._processes() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if not self._processes():
-                break
-        return self._processes()
-
-    def _processes(self) -> list[psutil.Process]:
-        """List what lives of the server: its session, and children that it had, wherever they went."""
-        if self._process is None:
-            return []
-        self._process.poll()  # reaps it
-        session = self._process.pid
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == session:
-                    self._seen.add(process)
-                    self._seen.update(process.children(recursive=True))
-            except (psutil.Error, OSError):
-                pass  # it went meanwhile, or is none of ours
-        return [process for process in self._seen if _lives(process)]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        self._session = Session(self._process)
 
 
 def _private(path: str, flags: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from vllm_omni_diffusion_compile.bench import server
+from vllm_omni_diffusion_compile.bench import session
 from vllm_omni_diffusion_compile.commands.main import main
 
 STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
@@ -35,7 +35,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(STAND_IN)])} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
-    monkeypatch.setattr(server, "_STOP_SIGNALS", [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.5), (signal.SIGKILL, 9.0)])
+    monkeypatch.setattr(session, "_STOP_SIGNALS", [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.5), (signal.SIGKILL, 9.0)])
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setenv("STAND_IN_ASKED", str(tmp_path / "asked"))

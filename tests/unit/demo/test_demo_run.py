@@ -15,6 +15,7 @@ from PIL import Image
 
 from tools.demo import server
 from tools.demo.__main__ import main
+from vllm_omni_diffusion_compile.bench import session
 
 STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
 
@@ -27,7 +28,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(STAND_IN)])} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
-    monkeypatch.setattr(server, "_STOP_SIGNALS", [(number, 0.5) for number, _ in server._STOP_SIGNALS])
+    monkeypatch.setattr(session, "_STOP_SIGNALS", [(number, 0.5) for number, _ in session._STOP_SIGNALS])
     monkeypatch.setattr("tools.tiny_checkpoints.checkpoint.run", lambda *_: tmp_path / "klein")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
