@@ -4,8 +4,11 @@
     python -m tools.benchmarks.gpu.klein CHECKPOINT OUT.json --arm stock --arm ours --arm warm
 
 Each arm is a process of its own with a folder of its own for what it compiles; they start one after the other and then
-take turns, request by request, on one accelerator. `warm` starts with what `ours` left. OUT.json is written anew after
-every step, so that a run which is cut short has told what it knew.
+take turns, request by request, on one accelerator. `warm` starts with what `ours` left, `full-warm` with what `full`
+left. OUT.json is written anew after every step, so that a run which is cut short has told what it knew.
+
+Beside the seconds of each request stands what can make one slow without compiling: seconds of Python's garbage
+collection, and calls of cudaMalloc.
 
 CHECKPOINT is written where it does not exist (5 transformer blocks of two streams and 20 of one, 3.9 B parameters; the
 VAE's defaults; a text encoder of 4 layers). `--tiny` serves a tiny checkpoint, for a dry run without an accelerator.
@@ -14,6 +17,7 @@ VAE's defaults; a text encoder of 4 layers). `--tiny` serves a tiny checkpoint, 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -100,6 +104,7 @@ ARMS = (
     Arm("ours", ours=True),
     Arm("full", ours=True, settings={"diffusion_compile_granularity": "full"}),
     Arm("warm", ours=True, caches="ours"),
+    Arm("full-warm", ours=True, settings={"diffusion_compile_granularity": "full"}, caches="full"),
 )
 
 
@@ -118,6 +123,7 @@ class Model:
             shapes = [f"{width}x{height}" for width, height in sizes]
             settings["diffusion_compile_config"] = {"warmup": {"shapes": shapes}}
         self._graphs = counters["stats"]
+        self._collecting = Collecting()
         start = time.perf_counter()
         self._omni = Omni(model=checkpoint, stage_init_timeout=1800, init_timeout=1800, **settings)
         self._ready_s = time.perf_counter() - start
@@ -133,14 +139,40 @@ class Model:
             "device": torch.cuda.get_device_name() if cuda else "cpu",
         }
 
-    def request(self, width: int, height: int) -> float:
-        """Ask for one picture; return seconds."""
+    def request(self, width: int, height: int) -> dict[str, float]:
+        """Ask for one picture; return seconds, those of garbage collection within, and calls of cudaMalloc."""
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
         params = OmniDiffusionSamplingParams(width=width, height=height, num_inference_steps=STEPS, seed=1)
+        collecting, allocations = self._collecting.seconds, _device_allocations()
         start = time.perf_counter()
         self._omni.generate({"prompt": "a lighthouse at dusk"}, params, use_tqdm=False)
-        return time.perf_counter() - start
+        return {
+            "seconds": time.perf_counter() - start,
+            "gc_s": self._collecting.seconds - collecting,
+            "device_allocations": _device_allocations() - allocations,
+        }
+
+
+class Collecting:
+    """Counts seconds of Python's garbage collection in this process."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._started = 0.0
+        gc.callbacks.append(self._told)
+
+    def _told(self, phase: str, _: Mapping[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._started = now
+        else:
+            self.seconds += now - self._started
+
+
+def _device_allocations() -> int:
+    """Calls of cudaMalloc so far."""
+    return int(torch.cuda.memory_stats().get("num_device_alloc", 0)) if torch.cuda.is_available() else 0
 
 
 def _serve(pipe: Connection, arm: Arm, checkpoint: str, folder: str, sizes: Sequence[tuple[int, int]]) -> None:
@@ -269,9 +301,9 @@ def main() -> None:
         for size in sizes:
             for turn in range(1 + options.turns):
                 for process in order[turn % len(order) :] + order[: turn % len(order)]:
-                    seconds = process.ask(left_s(), "request", *size)
-                    if seconds is not None:
-                        process.result.setdefault("seconds", {}).setdefault(f"{size[0]}x{size[1]}", []).append(seconds)
+                    asked = process.ask(left_s(), "request", *size)
+                    for what, value in (asked or {}).items():
+                        process.result.setdefault(what, {}).setdefault(f"{size[0]}x{size[1]}", []).append(value)
             done(f"turns at {size[0]}x{size[1]}")
         for process in order:
             process.result["at the end"] = process.ask(left_s(), "about")
