@@ -273,6 +273,7 @@ def test_latents_that_lie_in_another_way_share_the_graph_of_a_component(by_name:
     set_up(model, backend, "full")
     for x in (X, permuted, permuted.contiguous()):
         result = model(x=x) if by_name else model(x)
-    torch.testing.assert_close(result, expected)
+        if x is not X:
+            torch.testing.assert_close(result, expected)
     assert backend.graphs == 1
     assert not permuted.is_contiguous()
