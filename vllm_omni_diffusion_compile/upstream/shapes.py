@@ -66,10 +66,7 @@ def _load_adapters(engine: Any, config: WarmupConfig, budget: Budget) -> dict[Lo
     """Load what the declared shapes name, before layers are compiled that it replaces; returns what failed, and why."""
     if getattr(engine.od_config, "enforce_eager", False) or why_no_request(engine.od_config) is not None:
         return {}
-    unloaded = load_adapters(engine, config.adapters, budget.left)
-    for lora, reason in unloaded.items():
-        logger.warning("The LoRA adapter %s of the declared shapes: %s.", lora, reason)
-    return unloaded
+    return load_adapters(engine, config.adapters, budget.left)
 
 
 def _say_without_effect(config: Any) -> None:
