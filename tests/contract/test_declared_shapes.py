@@ -177,7 +177,7 @@ def test_an_adapter_is_there_before_anything_is_compiled_and_its_request_names_i
     monkeypatch.setattr(diffusion_engine, "get_dummy_run_num_frames", lambda name, audio: 1)
     adapter = {"name": "style", "path": str(tmp_path), "scale": 0.5}
     shape = {"width": 64, "height": 32, "lora": adapter}
-    engine = build(
+    engine: Any = build(
         {"shapes": [shape, {"width": 96, "height": 32, "lora": adapter | {"int_id": 7}}]},
         lambda _: loaded_by_then.append(len(engine.workers.loaded)),
         model_class_name="Flux2KleinPipeline",

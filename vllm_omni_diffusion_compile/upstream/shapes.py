@@ -193,7 +193,7 @@ class _Sender:
     def __call__(self, shape: Shape, steps: int | None, timeout_s: float | None) -> Answer:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if shape.lora in self._unloaded:
+        if shape.lora is not None and shape.lora in self._unloaded:
             return Answer(error=self._unloaded[shape.lora])
         prompt, rows = self._prompt(shape)
         try:
