@@ -233,10 +233,14 @@ def test_a_server_that_ignores_adapters_is_not_called_warm_for_one(build: Callab
 def test_a_dead_engine_is_not_swallowed_while_adapters_are_loaded(build: Callable[..., Any], tmp_path: Path) -> None:
     engine = build({"shapes": [{"width": 64, "height": 64, "lora": {"path": str(tmp_path)}}]})
 
-    def rpc(*_: Any, **__: Any) -> None:
-        raise EngineDeadError
+    rpc = engine.collective_rpc
 
-    engine.collective_rpc = rpc
+    def dying(method: str, **more: Any) -> Any:
+        if method == "add_lora":
+            raise EngineDeadError
+        return rpc(method, **more)
+
+    engine.collective_rpc = dying
     with pytest.raises(EngineDeadError):
         engine.run_startup_warmup()
 
