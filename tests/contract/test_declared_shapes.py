@@ -286,6 +286,20 @@ def test_requests_come_from_a_thread_that_is_as_new_as_the_engines_own(build: Ca
     assert all(name == "diffusion-compile-warmup" for name, *_ in seen)
 
 
+def test_the_report_has_what_the_compiler_failed_for(
+    build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOG, "_events", [])
+    path = tmp_path / "report.json"
+    engine = build({"shapes": ["64x64"], "report_path": str(path)})
+    LOG.record("compilation", "transformer", "Block", seconds=1.0)
+    LOG.record("fallback", "vae", "decode", error="InvalidCxxCompiler", reason="No working C++ compiler")
+    engine.run_startup_warmup()
+    report = json.loads(path.read_text())
+    assert report["shapes"][0]["state"] == "warm"
+    assert report["eager"] == ["vae decode (InvalidCxxCompiler)"]
+
+
 def test_the_report_has_where_the_time_went(build: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     engine = build({"shapes": ["64x64", {"width": 64, "height": 32, "prompt_rows": 40}], "report_path": str(path)})

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_diffusion_compile.commands.main import main
+from vllm_omni_diffusion_compile.upstream.inspection.plugins import check_plugins
 
 pytestmark = pytest.mark.contract
 
@@ -48,10 +49,10 @@ def named(document: Document, title: str, name: str) -> dict[str, Any]:
     return min(found, key=lambda finding: order.index(finding["state"]))
 
 
-def process(path: Path, **environment: str) -> tuple[int, Document]:
+def process(path: Path, *arguments: str, **environment: str) -> tuple[int, Document]:
     """Run it in a process of its own, with a folder ahead of everything that is installed."""
     done = subprocess.run(
-        [sys.executable, "-m", "vllm_omni_diffusion_compile", "doctor", "--json"],
+        [sys.executable, "-m", "vllm_omni_diffusion_compile", "doctor", "--json", *arguments],
         env=os.environ | {"PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}", **environment},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
@@ -118,6 +119,17 @@ def test_a_plugin_that_is_filtered_out_is_named(
     assert plugin["state"] == "broken" and "filtered out" in plugin["found"]
     assert plugin["remedy"].startswith("VLLM_PLUGINS=diffusion_compile,diffusion_cpu,vllm_omni_register_models")
     assert "none is applied" in named(document, "grafts", "grafts")["found"]
+
+
+def test_the_plugins_that_are_printed_are_all_that_a_server_needs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By itself: vLLM-Omni settles for a platform once a process, and without its plugin there is none on CPU.
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_filesystem_resolver")
+    printed = {finding.name: finding.remedy for finding in check_plugins(accelerator=False)}["diffusion_compile"]
+    assert printed.startswith(
+        "VLLM_PLUGINS=diffusion_compile,diffusion_cpu,lora_filesystem_resolver,vllm_omni_register_models, or unset it"
+    )
+    on_gpu = {finding.name: finding.remedy for finding in check_plugins(accelerator=True)}["diffusion_compile"]
+    assert "diffusion_cpu" not in on_gpu
 
 
 OTHER_PLUGIN = """
@@ -216,7 +228,8 @@ def test_contradictory_flags_are_refused_in_the_words_of_the_server(
 def test_a_line_without_omni_is_named(doctor: Doctor, generic_model: str) -> None:
     status, document = doctor("--", "vllm", "serve", generic_model)
     assert status == 2
-    assert "add --omni" in named(document, "settings", "command line")["found"]
+    finding = named(document, "settings", "command line")
+    assert "no --omni" in finding["found"] and finding["remedy"] == "add --omni"
 
 
 def test_a_yaml_that_the_host_ignores_is_named(doctor: Doctor, generic_model: str, tmp_path: Path) -> None:
@@ -232,6 +245,42 @@ def test_a_yaml_that_the_host_ignores_is_named(doctor: Doctor, generic_model: st
     # What this package takes from it has an effect, and is said to come from there.
     vae = named(document, "settings", "stages[0].diffusion_compile_vae")
     assert (vae["value"], vae["source"]) == (False, f"{deploy}: stages[0].diffusion_compile_vae")
+
+
+def test_a_wrong_yaml_is_named_with_file_and_stage(generic_model: str, tmp_path: Path) -> None:
+    """In a process that loads the host as a server does: its modules first, and the plugins after them."""
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("stages:\n- stage_id: 0\n  diffusion_compile_config: {warmup: {shape: [512x512]}}\n")
+    serve = ("--", "vllm", "serve", generic_model, "--omni", "--deploy-config", str(deploy))
+    status, document = process(tmp_path, *serve)
+    assert status == 2
+    said = named(document, "settings", "command line")["found"]
+    assert said.startswith(f"{deploy}: stage 0: unknown key 'diffusion_compile_config.warmup.shape'")
+
+
+def test_a_wrong_override_is_refused_in_our_words(doctor: Doctor, generic_model: str) -> None:
+    overrides = json.dumps({"0": {"diffusion_compile_config": {"on_failur": "raise"}}})
+    status, document = doctor("--", "vllm", "serve", generic_model, "--omni", "--stage-overrides", overrides)
+    assert status == 2
+    found = named(document, "settings", "command line")["found"]
+    assert "unknown key" in found and "did you mean 'on_failure'" in found and "validation error" not in found
+
+
+def test_what_a_server_warns_of_before_it_is_refused_is_told_too(doctor: Doctor, generic_model: str) -> None:
+    wrong = ("--ulysses-degree", "64")
+    status, document = doctor("--", "vllm", "serve", generic_model, "--omni", "--compilation-config.mode", "3", *wrong)
+    assert status == 2
+    warning, refusal = (each for each in section(document, "settings") if each["name"] == "command line")
+    assert warning["state"] == "limit" and "reaches language-model stages only" in warning["found"]
+    assert refusal["state"] == "broken" and "64" in refusal["found"]
+
+
+def test_evidence_that_is_demanded_and_not_there_is_named(doctor: Doctor, generic_model: str, tmp_path: Path) -> None:
+    rows = str(tmp_path / "rows.jsonl")
+    status, document = doctor("--", "vllm", "serve", generic_model, "--omni", f"{CONFIG}.require_evidence", rows)
+    assert status == 2
+    finding = next(each for each in section(document, "settings") if each["name"] == "require_evidence")
+    assert finding["state"] == "broken" and rows in finding["found"]
 
 
 def test_warnings_of_the_server_are_findings(doctor: Doctor, generic_model: str) -> None:

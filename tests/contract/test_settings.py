@@ -193,6 +193,7 @@ def test_a_deploy_yaml_stage_has_the_key() -> None:
         ("diffusion_compile_config: eager", "diffusion_compile_config is 'eager'"),
         ("diffusion_compile_vae: 'no'", "diffusion_compile_vae is 'no'"),
         ("diffusion_compile_granularity: half", "diffusion_compile_granularity is 'half'"),
+        ("diffusion_compile_vea: false", "unknown setting 'diffusion_compile_vea'; did you mean"),
     ],
 )
 def test_a_wrong_value_in_a_deploy_yaml_is_named_with_file_and_stage(tmp_path: Path, line: str, message: str) -> None:

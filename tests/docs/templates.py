@@ -70,12 +70,15 @@ def warnings() -> tuple[Template, ...]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+            if not (isinstance(node, ast.Call) and node.args):
                 continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             levels = {"warning", "warning_once", "error", "exception"}
+            # Features warn through what they are given, see `compile.cache.working`.
+            told = {"warn", "_warn", "_say_once"}
             # `log(level, text)` in the report of events: a warning on the first rank.
-            message = node.args[node.func.attr == "log" :][:1]
-            if node.func.attr in levels | {"log"} and message and (text := _text(message[0])) is not None:
+            message = node.args[called == "log" :][:1]
+            if called in levels | told | {"log"} and message and (text := _text(message[0])) is not None:
                 found.append(Template(f"{path.relative_to(PACKAGE)}:{node.lineno}", text))
     return tuple(found)
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_omni_diffusion_compile.commands.output import console
 from vllm_omni_diffusion_compile.errors import BundleError, SettingError
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def _list(store: Store, options: argparse.Namespace) -> int:
     if not entries:
         print(f"nothing is kept in {store.directory}")
         return 0
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=str(store.directory), title_justify="left")
@@ -82,7 +82,7 @@ def _list(store: Store, options: argparse.Namespace) -> int:
             facts.get("torch", "").partition(" ")[0], str(len(entry.manifest.files)) if entry.manifest else "",
             f"{entry.bytes / 1e6:.1f}", _ago(entry.used_at), entry.problem,
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)
     return 0
 
 
@@ -164,7 +164,7 @@ def _import(store: Store, options: argparse.Namespace) -> int:
 def _prune(store: Store, options: argparse.Namespace) -> int:
     if not (options.all or options.older_than is not None or options.max_size is not None):
         raise SettingError("expected --older-than, --max-size or --all, to say what is to be removed")
-    left = 0
+    left = removed = 0
     for entry in sorted(store.entries(), key=lambda entry: entry.used_at, reverse=True):
         old = options.older_than is not None and time.time() - entry.used_at > options.older_than
         too_much = options.max_size is not None and left + entry.bytes > options.max_size
@@ -173,8 +173,11 @@ def _prune(store: Store, options: argparse.Namespace) -> int:
                 entry.path.unlink(missing_ok=True)
                 (store.directory / f"{entry.digest}.lock").unlink(missing_ok=True)
             print(f"{'would remove' if options.dry_run else 'removed'} {entry.path} ({entry.bytes / 1e6:.1f} MB)")
+            removed += 1
         else:
             left += entry.bytes
+    if not removed:
+        print(f"nothing to remove in {store.directory}")
     return 0
 
 

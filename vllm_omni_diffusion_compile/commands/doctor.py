@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_diffusion_compile import __version__
+from vllm_omni_diffusion_compile.commands.output import console
 from vllm_omni_diffusion_compile.doctor.finding import Finding, State, exit_status
 from vllm_omni_diffusion_compile.errors import SettingError
 
@@ -145,6 +146,7 @@ def _examine_host(
 
 def _examine_stages(words: list[str] | None, config: str | None, doing: Doing) -> Generator[Section, None, Resolution]:
     """Look at the settings, and at what they choose on this platform."""
+    from vllm_omni_diffusion_compile.doctor.files import check_files
     from vllm_omni_diffusion_compile.doctor.rainfusion import check_rainfusion
     from vllm_omni_diffusion_compile.upstream.inspection import attention, pipelines, settings
 
@@ -153,7 +155,12 @@ def _examine_stages(words: list[str] | None, config: str | None, doing: Doing) -
         doing("resolving the command line")
         resolution = settings.resolve_line(words) if words else settings.resolve_yaml(str(config))
         compilers = pipelines.check_compilers(resolution.settings)
-        yield _section("settings", [*resolution.findings, *compilers])
+        named = dict.fromkeys(
+            (setting.warmup.report_path, setting.require_evidence)
+            for setting in (each.diffusion_compile_config for each in resolution.settings)
+        )
+        files = [found for report, rows in named for found in check_files(report_path=report, require_evidence=rows)]
+        yield _section("settings", [*resolution.findings, *compilers, *files])
         yield _section("components", pipelines.check_pipelines(resolution.stages))
     doing("asking the platform for attention backends")
     configs = [each.diffusion_compile_config for each in resolution.settings]
@@ -233,7 +240,6 @@ def _progress() -> Iterator[Doing]:
 
 def _print(sections: Iterable[Section], status: int, *, everything: bool) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -249,7 +255,7 @@ def _print(sections: Iterable[Section], status: int, *, everything: bool) -> Non
             if finding.remedy:
                 found.append(f"\n→ {finding.remedy}", style="italic")
             table.add_row(Text(finding.state, style=_STYLES[finding.state]), Text(finding.name), found)
-    output = Console()
+    output = console()
     output.print(table)
     output.print(f"\n{_VERDICTS[status]} (exit status {status})", style="bold", highlight=False)
 
@@ -259,9 +265,15 @@ def _folded(section: Section) -> Iterator[Finding]:
     groups: dict[str, list[str]] = {}
     for finding in section.findings:
         if finding.state == "ok" and finding.group:
-            groups.setdefault(finding.group, []).append(finding.name.rpartition(".")[2])
+            groups.setdefault(finding.group, []).append(_short(finding.name))
         else:
             yield finding
     for group, names in groups.items():
         listed = f": {', '.join(names)}" if len(names) <= _LISTED else ""
         yield Finding.ok(f"{len(names)} alike", f"{group}{listed}")
+
+
+def _short(name: str) -> str:
+    """The end of a name that still says what it is: of a graft, what its module has; of a setting, its key."""
+    _, colon, attribute = name.partition(":")
+    return attribute if colon else name.rpartition(".")[2]

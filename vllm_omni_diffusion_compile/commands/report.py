@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from vllm_omni_diffusion_compile.commands.output import console
 from vllm_omni_diffusion_compile.errors import ReportError
 
 _TIMEOUT_S = 30.0
 # vLLM's own variable for the key of its server.
 _API_KEY = "VLLM_API_KEY"
+_REPORT_PATH = "diffusion_compile_config.warmup.report_path"
 
 
 HELP = "print what a server was warm for when it was ready, and what it met since"
@@ -54,7 +56,7 @@ def read(source: str) -> dict[str, Any]:
     except ValueError as error:
         raise ReportError(f"{source} is not JSON ({error}), expected a report that a server wrote") from None
     if not isinstance(report, dict) or not isinstance(report.get("shapes"), list) or "version" not in report:
-        raise ReportError(f"{source} is JSON, but no report; expected the file of diffusion_compile_config.warmup")
+        raise ReportError(f"{source} is JSON, but no report; expected the file that {_REPORT_PATH} names")
     return report
 
 
@@ -62,9 +64,7 @@ def _file(path: str) -> str:
     try:
         return Path(path).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(
-            f"{path} cannot be read ({error}); expected the file that diffusion_compile_config.warmup.report_path names"
-        ) from None
+        raise ReportError(f"{path} cannot be read ({error}); expected the file that {_REPORT_PATH} names") from None
 
 
 def _fetched(url: str) -> str:
@@ -93,12 +93,11 @@ def _message(body: bytes) -> str:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from vllm_omni_diffusion_compile.warmup.report import HEADINGS, as_yaml, rows
+    from vllm_omni_diffusion_compile.warmup.report import HEADINGS, as_yaml, eager_line, rows
 
-    output = Console()
+    output = console()
     budget = f" of {report['budget_s']:g} s" if report.get("budget_s") else ""
     table = Table(title=f"{report.get('model', '')}: declared shapes, warm in {report['spent_s']:.1f} s{budget}")
     for column, heading in enumerate(HEADINGS):
@@ -106,6 +105,8 @@ def _print(report: Mapping[str, Any]) -> None:
     for row in rows(report):
         table.add_row(*row)
     output.print(table if report["shapes"] else "No shapes are declared.")
+    if said := eager_line(report):
+        output.print(said, markup=False, highlight=False, soft_wrap=True)
     _print_timings(output, report)
     undeclared = report.get("undeclared", [])
     if not undeclared:

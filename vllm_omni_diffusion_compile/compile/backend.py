@@ -20,6 +20,9 @@ _OPTION = f"{CONFIG}.backend"
 # Backends that torch lists wherever it is installed, and the package that each calls. Source: torch/_dynamo/backends.
 _NEEDS = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
 
+# The settings refuse it; who asks what there is need not hear of it.
+_REFUSED = ("cudagraphs",)
+
 
 def resolve_backend(name: str) -> str | Callable[..., Any]:
     """Return what `torch.compile(backend=...)` takes for a value of the option `backend`.
@@ -40,7 +43,7 @@ def resolve_backend(name: str) -> str | Callable[..., Any]:
         return INDUCTOR
     from torch._dynamo import list_backends, lookup_backend
 
-    names = [known for known in list_backends(exclude_tags=()) if not known.endswith("_TESTING_ONLY")]
+    names = [known for known in list_backends(exclude_tags=()) if not known.endswith(("_TESTING_ONLY", *_REFUSED))]
     if name in list_backends(exclude_tags=()):
         package = _NEEDS.get(name)
         if package is not None and importlib.util.find_spec(package) is None:

@@ -90,6 +90,7 @@ def name_deploy_errors(load: Callable[..., Any]) -> Callable[..., Any]:
         deploy = load(path)
         for stage in deploy.stages:
             try:
+                refuse_near_misses(stage.engine_extras)
                 DiffusionCompileSettings.of(stage)
             except SettingError as error:
                 raise SettingError(f"{path}: stage {stage.stage_id}: {error}") from None
@@ -200,6 +201,7 @@ def apply_ignored_yaml(create: Callable[..., Any]) -> Callable[..., Any]:
         deploy_config, _ = _generic_stage.get()
         _generic_stage.set((None, {}))
         given = {name: value for name, value in kwargs.items() if value is not None}
+        plain_config(given.get(CONFIG))  # of a stage override; else it is refused among the words of pydantic
         # Mappings key by key, as this release does for a registered pipeline.
         return create(cls, model, kwargs | merged(_deploy_settings(deploy_config), given))
 
@@ -225,7 +227,6 @@ def _deploy_settings(path: str | None) -> dict[str, Any]:
     _name_ignored(path)
     if stage is None:
         return {}
-    refuse_near_misses(stage.engine_extras, _host_fields())
     said = {name: getattr(stage, name, None) for name in _FROM_YAML}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -236,7 +237,10 @@ def _name_ignored(path: str) -> None:
         return  # one of vLLM-Omni's own, found by its name
     content = yaml.safe_load(file.read_text())
     top = content if isinstance(content, dict) else {}
-    refuse_near_misses(top)
+    try:
+        refuse_near_misses(top)
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from None
     misplaced = sorted(set(top) & set(NAMES))
     if misplaced:
         raise SettingError(f"{path}: {', '.join(misplaced)} stands outside of a stage; put it below `stages:`")

@@ -139,6 +139,19 @@ _CONSTANTS = (
     ),
 )
 
+
+def _deploy_loader(module: str) -> Graft:
+    return Graft(
+        target=f"{module}:load_deploy_config",
+        make=config.name_deploy_errors,
+        parameters=("path",),
+        why="A wrong value in a deploy YAML is refused later, without the file and the stage it stands in. The modules "
+        "that read one have imported the function by name, before plugins are loaded.",
+        upstream="none yet: the release refuses wrong values, as it should; only the place is missing",
+        remove_when="the release names file and stage",
+    )
+
+
 _CHECKS = (
     # Before the row below on the same target, which checks the values first.
     Graft(
@@ -157,14 +170,7 @@ _CHECKS = (
         upstream=_ALL_UPSTREAM,
         remove_when=_HAS_ALL,
     ),
-    Graft(
-        target=f"{_STAGE_CONFIG}:load_deploy_config",
-        make=config.name_deploy_errors,
-        parameters=("path",),
-        why="A wrong value in a deploy YAML is refused later, without the file and the stage it stands in.",
-        upstream="none yet: the release refuses wrong values, as it should; only the place is missing",
-        remove_when="the release names file and stage",
-    ),
+    *map(_deploy_loader, (_STAGE_CONFIG, "vllm_omni.config.config_factory", _OMNI_CONFIG)),
     Graft(
         target=f"{_DATA}:OmniDiffusionConfig.__post_init__",
         make=config.refuse_full_with_distributed_offload,

@@ -52,7 +52,9 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
         if not config.shapes and config.report_path is None:
             return
         outcomes = list(_warm(self, config, budget, unloaded))
-        report = document(outcomes, budget_s=config.budget_s, spent_s=budget.spent, about=_about(self))
+        report = document(
+            outcomes, budget_s=config.budget_s, spent_s=budget.spent, about=_about(self), eager=_failed_to_compile()
+        )
         if outcomes:
             logger.info("Declared shapes, warm in %.1f s:\n%s", budget.spent, as_text(report))
         _keep(self, config, report)
@@ -86,6 +88,11 @@ def _about(engine: Any) -> dict[str, Any]:
         "model_class": getattr(config, "model_class_name", None),
         "settings": {name: getattr(config, name, None) for name in NAMES},
     }
+
+
+def _failed_to_compile() -> list[str]:
+    failed = [event for event in LOG.since()[0] if event.kind in ("fallback", "set-up failed")]
+    return list(dict.fromkeys(f"{event.component} {event.region} ({event.error or event.reason})" for event in failed))
 
 
 def _keep(engine: Any, config: WarmupConfig, content: dict[str, Any]) -> None:

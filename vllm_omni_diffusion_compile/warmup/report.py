@@ -30,6 +30,7 @@ def document(
     budget_s: float | None,
     spent_s: float,
     about: Mapping[str, Any],
+    eager: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the report on a start.
 
@@ -38,6 +39,7 @@ def document(
         budget_s: As it was set.
         spent_s: Seconds that warming up took.
         about: What was started: release, model, settings.
+        eager: What could not be compiled and runs eagerly: component, region and error.
     """
     return {
         "version": VERSION,
@@ -46,6 +48,7 @@ def document(
         "budget_s": budget_s,
         "spent_s": spent_s,
         "shapes": [outcome.as_dict() for outcome in outcomes],
+        "eager": list(eager),
         "undeclared": [],
     }
 
@@ -183,8 +186,14 @@ def as_text(report: Mapping[str, Any]) -> str:
     """Return the table of a report as lines of plain text, for a log."""
     table = [HEADINGS, *rows(report)]
     widths = [max(len(row[column]) for row in table) for column in range(len(HEADINGS))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-    return "\n".join(line.rstrip() for line in lines)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    return "\n".join(line.rstrip() for line in [*lines, eager_line(report)] if line)
+
+
+def eager_line(report: Mapping[str, Any]) -> str:
+    """Return what a reader has to know beside the table, whose shapes are warm without it too; empty if nothing."""
+    eager = report.get("eager")
+    return f"Could not be compiled, and runs eagerly: {', '.join(eager)}." if eager else ""
 
 
 def as_yaml(shape: Mapping[str, Any]) -> str:

@@ -136,3 +136,21 @@ def test_a_file_that_is_not_there_names_the_option(tmp_path: Path, capsys: pytes
 def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "http://127.0.0.1:1"]) == 2
     assert "is the server ready?" in capsys.readouterr().err
+
+
+def test_what_runs_eagerly_is_printed(content: dict[str, Any], path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text(json.dumps(content | {"eager": ["vae decode (InvalidCxxCompiler)"]}))
+    assert main(["report", str(path)]) == 0
+    assert "runs eagerly: vae decode (InvalidCxxCompiler)." in capsys.readouterr().out
+    # Of a server with an older release of this package.
+    del content["eager"]
+    path.write_text(json.dumps(content))
+    assert main(["report", str(path)]) == 0
+
+
+def test_a_pipe_is_wide_enough_for_the_table(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["report", str(path)]) == 0
+    assert "1344x768x209" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -247,6 +248,31 @@ def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> No
     assert working.folder.is_dir()
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_disk_without_room_for_the_compiler_is_not_compiled_on_if_there_is_a_better_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    keep(store, FILES)
+    real = shutil.disk_usage(store.directory)
+
+    def usage(path: object) -> object:
+        full = not elsewhere or Path(str(path)).is_relative_to(store.directory)
+        return real._replace(free=3 << 20 if full else 1 << 40)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    working, warnings = start(store)
+    assert working.restored is not None  # reading takes no room
+    assert working.folder.is_relative_to(store.directory) != elsewhere
+    compile_into(working, {"new": b"new"})
+    kept = working.keep(settled=True)
+    if elsewhere:
+        (warning,) = warnings
+        assert "No space left on device: 3 MiB are free" in warning and "not kept beyond this process" in warning
+        assert kept is None
+    else:
+        assert not warnings and kept is not None
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -359,6 +385,7 @@ def test_prune_removes_what_was_not_used_for_long(store: Store) -> None:
     assert cache(store, "prune", "--older-than", "3d").returncode == 0
     assert not store.path(KEY.digest).exists()
     assert store.path(OTHER.digest).exists()
+    assert "nothing to remove" in cache(store, "prune", "--older-than", "3d").stdout
     assert cache(store, "prune").returncode == 2
     assert cache(store, "prune", "--max-size", "1k").returncode == 0
     assert not store.path(OTHER.digest).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,3 +123,12 @@ def test_a_damaged_bundle_is_named(folder: Path) -> None:
     assert (bundle.name, bundle.state) == ("bundle 0123456789abcdef", "limit")
     assert "cut short" in bundle.found and "0123456789abcdef.tar" in bundle.remedy
     assert kept.found.startswith("0 bundle(s)")
+
+
+def test_a_disk_without_room_for_the_compiler_is_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=3 << 20))
+    finding = directory(folder / "cache")
+    assert finding.state == "limit" and "3 MiB are free" in finding.found and "make room" in finding.remedy
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=1 << 40))
+    assert directory(folder / "cache").state == "ok"

@@ -96,3 +96,10 @@ def test_the_table_names_state_and_reason() -> None:
     failed = Outcome(shape=Shape(width=64, height=64, frames=9), state="failed", reason="OutOfMemoryError: 80 GiB")
     text = as_text(content(failed))
     assert "64x64x9" in text and "failed" in text and "OutOfMemoryError" in text
+
+
+def test_the_table_says_what_runs_eagerly_though_its_shapes_are_warm() -> None:
+    assert "eagerly" not in as_text(content())
+    eager = ["transformer Block (InvalidCxxCompiler)", "vae decode (InvalidCxxCompiler)"]
+    report = document([], budget_s=None, spent_s=1.0, about={}, eager=eager)
+    assert as_text(report).splitlines()[-1] == f"Could not be compiled, and runs eagerly: {eager[0]}, {eager[1]}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -31,6 +32,9 @@ _LOCK = "owner.lock"
 # Begins the name of a folder that its process does not hold yet.
 _NEW = "new-"
 _STALE_S = 3600.0
+# What a model's sources, objects and precompiled headers may take while they are being compiled. Where less is free the
+# compiler fails for want of room, and the model would run eagerly for the sake of the cache.
+ROOM_BYTES = 256 << 20
 
 Warn = Callable[[str], None]
 
@@ -54,12 +58,12 @@ class Working:
         self._timer: threading.Timer | None = None
         self._warned = False
         self._kept: set[str] = set()
-        self._writes = True
         made = _make(store, self._say_once)
         # The folder is held as long as this process lives; what nobody holds was left by one that was killed.
         self._holder = (made / _LOCK).open("w")
         fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._own = made.rename(made.with_name(made.name.removeprefix(_NEW)))
+        self._writes = self._own.is_relative_to(store.directory)
         atexit.register(self.close)
         self.folder = self._own / "inductor"
         self.restored = self._restore()
@@ -144,16 +148,29 @@ def belongs_to_user() -> str | None:
 
 
 def _make(store: Store, warn: Warn) -> Path:
-    """Make a private folder beside the bundles, or where temporary files are if that cannot be written."""
+    """Make a private folder beside the bundles, or where temporary files are if that cannot be written or is full."""
     try:
         store.prepare()
         beside = store.directory / "working"
         beside.mkdir(mode=0o700, exist_ok=True)
         _remove_left_behind(beside)
+        _refuse_full(beside)
         return Path(tempfile.mkdtemp(prefix=_NEW, dir=beside))
     except (OSError, UnsafeDirectoryError) as error:
         warn(f"{error}. What is compiled is not kept beyond this process.")
         return Path(tempfile.mkdtemp(prefix=f"{_NEW}vllm-omni-diffusion-compile-"))
+
+
+def _refuse_full(beside: Path) -> None:
+    """Refuse a disk that the compiler would fill, if there is a better one.
+
+    Raises:
+        OSError: There is too little room, and more where temporary files are.
+    """
+    free = shutil.disk_usage(beside).free
+    if free < ROOM_BYTES and free < shutil.disk_usage(tempfile.gettempdir()).free:
+        said = f"{free >> 20} MiB are free, and compiling may take {ROOM_BYTES >> 20}"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {said}", str(beside))
 
 
 def _remove_left_behind(beside: Path) -> None:

@@ -50,7 +50,7 @@ def check_plugins(*, accelerator: bool) -> Iterator[Finding]:
             _COMPILE,
             f"filtered out: {_VARIABLE} is {os.environ[_VARIABLE]!r}; the server runs as if this package were "
             "not installed",
-            f"{_VARIABLE}={','.join(sorted((names | {_COMPILE}) - {''}))}, or unset it to load every plugin",
+            f"{_VARIABLE}={','.join(sorted(_wanted(names, accelerator)))}, or unset it to load every plugin",
         )
     else:
         yield Finding.ok(_COMPILE, "loaded in every process of vLLM")
@@ -68,6 +68,13 @@ def _cpu_platform(names: frozenset[str] | None, *, accelerator: bool) -> Iterato
         "filtered out or not installed, and there is no accelerator",
         f"add {_CPU} to {_VARIABLE}, or unset it: vLLM-Omni has no platform of its own for CPU",
     )
+
+
+def _wanted(names: frozenset[str], accelerator: bool) -> set[str]:
+    """Add to what is named all that a server needs here, so that the line can be pasted."""
+    platform = () if accelerator or _CPU not in _names(_PLATFORMS) else (_CPU,)
+    models = {name for group in _GENERAL for name in _names(group)} & {_MODELS}
+    return {*names, _COMPILE, *platform, *models} - {""}
 
 
 def _names(group: str) -> set[str]:

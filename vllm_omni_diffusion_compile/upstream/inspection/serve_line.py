@@ -29,7 +29,13 @@ _OF_THE_CLIENT = (
 
 
 class RefusedLineError(DiffusionCompileError, ValueError):
-    """The release refuses the command line, in the words of the message."""
+    """The release refuses the command line, in the words of the message.
+
+    Attributes:
+        warnings: What a server warns of before it ends.
+    """
+
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,24 +79,28 @@ def read_line(words: Sequence[str]) -> Line:
     Raises:
         RefusedLineError: The release refuses it.
     """
-    if "--omni" not in words:
-        raise RefusedLineError(
-            "there is no --omni, so vLLM serves a language model and this package does nothing; add --omni"
-        )
     warnings: list[str] = []
-    with _argv(["vllm", *words]), _heard(warnings):
-        args = _parsed(words)
-        model = str(getattr(args, "model_tag", None) or args.model)
-        given = args.get_explicit_kwargs_dict()
-        overrides = given.get("stage_overrides") or {}
-        stages: tuple[Stage, ...] | None = None
-        deploy_config = given.get("deploy_config")
-        with _refusals():
-            overrides = json.loads(overrides) if isinstance(overrides, str) else overrides
-            if _is_here(model):
-                _command().validate(args)
-                given = args.get_explicit_kwargs_dict()
-                deploy_config, stages = _resolved(model, given)
+    try:
+        with _argv(["vllm", *words]), _heard(warnings):
+            return _read(words, warnings)
+    except RefusedLineError as error:
+        error.warnings = tuple(dict.fromkeys(warnings))
+        raise
+
+
+def _read(words: Sequence[str], warnings: list[str]) -> Line:
+    args = _parsed(words)
+    model = str(getattr(args, "model_tag", None) or args.model)
+    given = args.get_explicit_kwargs_dict()
+    overrides = given.get("stage_overrides") or {}
+    stages: tuple[Stage, ...] | None = None
+    deploy_config = given.get("deploy_config")
+    with _refusals():
+        overrides = json.loads(overrides) if isinstance(overrides, str) else overrides
+        if _is_here(model):
+            _command().validate(args)
+            given = args.get_explicit_kwargs_dict()
+            deploy_config, stages = _resolved(model, given)
     return Line(
         model=model, flags=given, overrides=overrides, deploy_config=deploy_config, stages=stages,
         warnings=tuple(dict.fromkeys(warnings)),

@@ -22,6 +22,8 @@ _NO_PIPELINE = (
     "settings from it; whether yours is one is known with the model: --config FILE.yaml -- vllm serve MODEL --omni"
 )
 _REFUSED = "correct it there: a server refuses it in the same words, before it loads anything"
+_NO_OMNI = "there is no --omni, so vLLM serves a language model and this package does nothing"
+_WARNED_BEFORE = "do as it says: a server warns in its log in the same words, before it ends for what is refused below"
 _WARNED = "do as it says: a server starts all the same, and warns in its log in the same words"
 
 
@@ -55,10 +57,13 @@ class Resolution:
 
 def resolve_line(words: list[str]) -> Resolution:
     """Resolve a `vllm serve` command line."""
+    if "--omni" not in words:
+        return Resolution(findings=(Finding.broken("command line", _NO_OMNI, "add --omni"),))
     try:
         line = read_line(words)
     except RefusedLineError as error:
-        return Resolution(findings=(Finding.broken("command line", str(error), _REFUSED),))
+        warned = [Finding.limit("command line", said, _WARNED_BEFORE) for said in error.warnings]
+        return Resolution(findings=(*warned, Finding.broken("command line", str(error), _REFUSED)))
     findings = [Finding.ok("command line", "the release accepts it")]
     findings += [Finding.limit("command line", said, _WARNED) for said in line.warnings]
     if line.stages is None:
