@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.unit.evidence.rows import KEY, TRACE, validated
 from vllm_omni_diffusion_compile.commands import qualify_run
 from vllm_omni_diffusion_compile.commands.main import main
-from vllm_omni_diffusion_compile.commands.qualify_run import _run
+from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.evidence import Row, read_rows, write_rows
 
 NAMES = ("component/transformer", "latents/transformer.x of call 1", "artefact 1")
@@ -29,28 +30,33 @@ ARRAY = np.linspace(-1, 1, 64, dtype=np.float32)
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
+def answered(folder: Path, change: Change | None = None) -> dict[str, Any]:
+    """Write what an arm writes, changed by a function of its result and its arrays."""
+    arm = json.loads((folder / "arm.json").read_text())
+    eager = arm["settings"].get("enforce_eager", False)
+    key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
+    key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
+    trace = TRACE | ({"compiled_calls": 0} if eager else {})
+    result = {"key": key, "trace": dict(trace), "packed": None, "revision": "a hash", "environment": {"a": "b"}}
+    noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
+    arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
+    if change is not None:
+        change(result, arrays)
+    artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
+    np.savez(folder / "seen.npz", **arrays)
+    np.savez(folder / "artefact.npz", **artefact)
+    return result
+
+
 @pytest.fixture
 def qualify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Row]:
     """Qualify one combination, whose subject is changed by a function of its result and its arrays."""
 
     def qualified(change: Change | None = None, *, settings: Any = None, devices: int = 1, **declared: Any) -> Row:
-        def run(folder: Path, _: float) -> dict[str, Any]:
-            arm = json.loads((folder / "arm.json").read_text())
-            eager = arm["settings"].get("enforce_eager", False)
-            key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
-            key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
-            trace = TRACE | ({"compiled_calls": 0} if eager else {})
-            result = {"key": key, "trace": dict(trace), "packed": None, "revision": "a hash", "environment": {"a": "b"}}
-            noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
-            arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
-            if change is not None and folder.name == "combination":
-                change(result, arrays)
-            artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
-            np.savez(folder / "seen.npz", **arrays)
-            np.savez(folder / "artefact.npz", **artefact)
-            return result
+        def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+            return answered(folder, change if folder.name == "combination" else None)
 
-        monkeypatch.setattr(qualify_run, "_run", run)
+        monkeypatch.setattr(Processes, "run", run)
         monkeypatch.setattr(qualify_run, "device_count", lambda: 1)
         suite = {
             "models": {
@@ -167,33 +173,87 @@ def test_a_process_that_dies_or_hangs_is_a_result(tmp_path: Path, monkeypatch: p
         python.write_text(script)
         python.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(python))
-        result = _run(tmp_path, 1.0)
+        result = Processes().run(tmp_path, 1.0)
         said = {"dies": "ended with status 3 and no result", "hangs": "no answer within 1 s"}[name]
         assert said in result["error"]["message"]
 
 
-def test_who_stops_it_stops_what_it_started(tmp_path: Path) -> None:
+SUITE = {
+    "models": {"m": {"checkpoint": "m", "task": "text-to-image", "request": {"seed": 1}}},
+    "combinations": [
+        {"id": "long", "model": "m"},
+        {"id": "short", "model": "m", "settings": {"diffusion_compile_granularity": "full"}},
+        {"id": "refused", "model": "m", "refused": "mode is refused", "settings": {"mode": "other"}},
+    ],
+}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    file = tmp_path / "suite.yaml"
+    file.write_text(json.dumps(SUITE))
+    return file
+
+
+def test_several_run_at_once_each_oracle_once_and_rows_are_in_order(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    together = threading.Barrier(2, timeout=20)
+    short_is_done = threading.Event()
+    written = tmp_path / "out" / "rows.jsonl"
+
+    def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+        ran.append(folder.name)
+        if folder.name in ("long", "short"):
+            together.wait()
+        if folder.name == "refused":  # the slot of what is done is taken by the next
+            short_is_done.set()
+            return {"error": {"type": "SettingError", "message": "mode is refused"}}
+        if folder.name == "long":
+            assert short_is_done.wait(20)
+            assert [row.id for row in read_rows(written)] == ["short"]
+        return answered(folder)
+
+    monkeypatch.setattr(Processes, "run", run)
+    assert main(["qualify", "--suite", str(suite), "--out", str(tmp_path / "out"), "--jobs", "2"]) == 0
+    assert [row.id for row in read_rows(written)] == ["long", "short", "refused"]
+    assert [row.state for row in read_rows(written)] == ["validated", "validated", "rejected"]
+    assert len([name for name in ran if name.startswith("oracle")]) == 2, "one in bf16 and one in fp32, for both"
+    assert "running long, short" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_stops_it_stops_all_that_it_started(suite: Path, tmp_path: Path, number: signal.Signals) -> None:
     python = tmp_path / "python"
+    # A child in a session of its own, as a server's is.
     python.write_text(
-        f"#!/bin/sh\necho $$ > {tmp_path}/started.part; mv {tmp_path}/started.part {tmp_path}/started; sleep 60\n"
+        f"#!{sys.executable} -IS\n"
+        "import pathlib, subprocess, sys, os\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "said = pathlib.Path(sys.argv[-1], 'pids')\n"
+        "said.with_suffix('.part').write_text(f'{os.getpid()} {child.pid}')\n"
+        "said.with_suffix('.part').rename(said)\n"
+        "child.wait()\n"
     )
     python.chmod(0o755)
     script = (
         f"import sys; sys.executable = {str(python)!r}\n"
-        "from pathlib import Path\n"
-        "from vllm_omni_diffusion_compile.commands.qualify_run import _run\n"
-        f"_run(Path({str(tmp_path)!r}), 60)\n"
+        "from vllm_omni_diffusion_compile.commands.main import main\n"
+        f"sys.exit(main(['qualify', '--suite', {str(suite)!r}, '--out', {str(tmp_path / 'out')!r}, '--jobs', '2']))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script])
-    started = tmp_path / "started"
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    started = [tmp_path / "out" / name / "pids" for name in ("long", "short")]
     deadline = time.monotonic() + 60
-    while not started.exists():
+    while not all(file.exists() for file in started):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and f"stopped by {number.name}; no process is left" in said
+    pids = [int(word) for file in started for word in file.read_text().split()]
+    living = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not living
 
 
 @pytest.mark.parametrize(
@@ -204,6 +264,7 @@ def test_who_stops_it_stops_what_it_started(tmp_path: Path) -> None:
         (["--row", "rows.jsonl#a", "--only", "a"], "--only and --evidence go with --suite"),
         (["--model", "m", "--settings", "{"], "--settings and --request take JSON"),
         (["--model", "m"], "request.seed is None, expected a whole number"),
+        (["--suite", "tiny", "--jobs", "0"], "--jobs is 0, expected at least 1"),
     ],
 )
 def test_what_is_wrong_on_the_command_line_is_said(
