@@ -36,7 +36,9 @@ gets. Each figure has its bound beside it:
 
 What ran is taken from a trace: torch's profiler is on while the denoiser and the decoder are called, and a row holds
 the operators that computed attention and the calls of compiled code. A combination that fell back, ran dense
-attention where it was asked for RainFusion, or whose denoiser called nothing that was compiled, is not validated.
+attention where it was asked for RainFusion, computed attention with another backend than the one that was named, or
+whose denoiser called nothing that was compiled, is not validated; nor is one that asked for a compiled VAE decode
+(`vae_policy: always`, `vae_scope: blocks`) and called none.
 
 ## Get the same again
 Each row has its settings, request, seed, versions and the revision of its checkpoint, and is run again by:
@@ -45,7 +47,14 @@ Each row has its settings, request, seed, versions and the revision of its check
 vllm-omni-compile qualify --row docs/evidence/cpu-tiny.jsonl#klein-regional-dynamic
 ```
 
-It prints which figures differ from the row's. Combinations of your own are declared in a YAML file for `--suite`:
+It prints which figures differ from the row's. A checkout of this package has the models, and runs all of them by:
+
+```bash
+vllm-omni-compile qualify --suite tiny --jobs 2 --evidence docs/evidence/cpu-tiny.jsonl
+```
+
+`--jobs` is how many combinations run at once, each in a process of its own; figures do not depend on it. Combinations
+of your own are declared in a YAML file for `--suite`:
 
 ```yaml
 models:
@@ -59,8 +68,9 @@ combinations:
 ```
 
 Settings are keyword arguments of `Omni`; `refused: TEXT` declares what is to be rejected with an error that says this,
-and `devices: 2` what needs two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in
-the rows, and the log of every process lie below `--out`.
+and `devices: 2` what needs two devices. Rows are written to `--evidence`, each as soon as it is done; raw latents and
+pictures, whose hashes are in the rows, and the log of every process lie below `--out`. An interrupt ends every process,
+and leaves the rows.
 
 A server can demand evidence: with [`diffusion_compile_config.require_evidence`](options.md) it refuses to start what
 has no validated row on its hardware.

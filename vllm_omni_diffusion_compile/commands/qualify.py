@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--request", metavar="JSON", default="{}", help="prompt, seed, width, height and so on")
     parser.add_argument(
         "--reuse-oracles", action="store_true",
-        help="take oracles that an earlier run with the same software left in --out",
+        help="take oracles that an earlier run left in --out, with the same software on such a machine",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", metavar="N", type=int, default=1,

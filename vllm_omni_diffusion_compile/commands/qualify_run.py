@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_diffusion_compile.commands.qualify_arm import ARM, RESULT
+from vllm_omni_diffusion_compile.commands.qualify_arm import ARM, MACHINE, RESULT
 from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence import (
@@ -25,6 +25,7 @@ from vllm_omni_diffusion_compile.evidence import (
     revision,
     versions,
 )
+from vllm_omni_diffusion_compile.evidence.row import COMPILED_DECODE
 from vllm_omni_diffusion_compile.evidence.suite import Declared
 
 _ARRAYS = ("seen.npz", "artefact.npz")
@@ -124,6 +125,7 @@ class Run:
         if known is None:  # nobody has begun it: it is ours, and whoever else needs it waits
             described = {
                 "checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32,
+                MACHINE: {"hardware": hardware(), "environment": environment()},
             }  # fmt: skip
             try:
                 arm.set_result(self._ran(name, described, reuse=self.reuse_oracles and name != declared.id))
@@ -189,7 +191,7 @@ def device_count() -> int:
 
 
 def _left(folder: Path, arm: Mapping[str, Any], checkpoint_revision: str) -> dict[str, Any] | None:
-    """Return what an earlier run left of an arm, if it was the same one with the same software and checkpoint."""
+    """Return what an earlier run left of an arm, if it was the same one on such a machine, with the same software."""
     try:
         before = json.loads((folder / ARM).read_text(encoding="utf-8"))
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -222,10 +224,12 @@ def _what_did_not_run(subject: Mapping[str, Any]) -> list[str]:
         missed.append(f"{trace['fallbacks']} fallback(s): what they answered was eager")
     if key["compile_scope"] != "eager" and not trace["compiled_calls"]:
         missed.append("no compiled code was called")
+    if key["vae_policy"] in COMPILED_DECODE and not trace["decode_compiled_calls"]:
+        missed.append(f"vae_policy is {key['vae_policy']!r}, and no compiled decode was called")
     sparse = any("RAINFUSION" in operator for operator in trace["operators"])
     if "RAINFUSION_ATTN" in key["attention_backend"] and not sparse:
         missed.append("no sparse attention ran")
-    return missed
+    return missed + subject["not_as_asked"]
 
 
 def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:

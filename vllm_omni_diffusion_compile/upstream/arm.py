@@ -42,8 +42,8 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
         folder: Where `seen.npz` and `artefact.npz` are written.
 
     Returns:
-        `key`: fields of a row's key; `trace`: those of its trace; `packed`; `revision` of the checkpoint;
-        `environment`; `versions`; `ready_s` and `request_s`.
+        `key`: fields of a row's key; `trace`: those of its trace; `packed` and `not_as_asked`, as `Observer` says them;
+        `revision` of the checkpoint; `environment`; `versions`; `ready_s` and `request_s`.
     """
     from vllm_omni.entrypoints.omni import Omni
 
@@ -67,6 +67,7 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
     return {
         "key": key,
         "packed": facts.pop("packed"),
+        "not_as_asked": facts.pop("not_as_asked"),
         "trace": facts,
         "revision": "unknown" if files is None else revision(files),
         "environment": environment(),

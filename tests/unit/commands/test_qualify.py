@@ -20,7 +20,7 @@ from tests.unit.evidence.rows import KEY, TRACE, validated
 from vllm_omni_diffusion_compile.commands import qualify_run
 from vllm_omni_diffusion_compile.commands.main import main
 from vllm_omni_diffusion_compile.commands.qualify_process import Processes
-from vllm_omni_diffusion_compile.evidence import Row, read_rows, write_rows
+from vllm_omni_diffusion_compile.evidence import Row, read_rows, revision, versions, write_rows
 
 NAMES = ("component/transformer", "latents/transformer.x of call 1", "artefact 1")
 # What a worker knows of a key.
@@ -37,7 +37,11 @@ def answered(folder: Path, change: Change | None = None) -> dict[str, Any]:
     key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
     key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
     trace = TRACE | ({"compiled_calls": 0} if eager else {})
-    result = {"key": key, "trace": dict(trace), "packed": None, "revision": "a hash", "environment": {"a": "b"}}
+    result = {
+        "key": key, "trace": dict(trace), "packed": None, "not_as_asked": [], "environment": {"a": "b"},
+        "revision": revision(Path(arm["checkpoint"])) if Path(arm["checkpoint"]).is_dir() else "a hash",
+        "versions": versions(),
+    }  # fmt: skip
     noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
     arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
     if change is not None:
@@ -94,6 +98,19 @@ def _ran_sparse(result: dict[str, Any], arrays: dict[str, Any]) -> None:
     result["trace"]["operators"] = {"RAINFUSION_ATTN flex": 4}
 
 
+def _never_decoded_compiled(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["key"]["vae_policy"] = "always"
+
+
+def _decoded_compiled(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["key"]["vae_policy"] = "always"
+    result["trace"]["decode_compiled_calls"] = 1
+
+
+def _other_attention(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["not_as_asked"] = ["FLASH_ATTN was asked for, and only SDPA ran"]
+
+
 def _did_less(result: dict[str, Any], arrays: dict[str, Any]) -> None:
     del arrays[NAMES[1]]
 
@@ -123,6 +140,10 @@ def test_eager_again_is_the_same_to_the_bit(qualify: Callable[..., Row]) -> None
     assert row.state == "validated" and {(item.value, item.bound) for item in row.figures} == {(0.0, 0.0)}
 
 
+def test_a_decode_that_ran_compiled_is_validated(qualify: Callable[..., Row]) -> None:
+    assert qualify(_decoded_compiled).state == "validated"
+
+
 def test_sparse_attention_that_ran_is_validated(qualify: Callable[..., Row]) -> None:
     assert qualify(_ran_sparse).state == "validated"
 
@@ -134,6 +155,8 @@ def test_sparse_attention_that_ran_is_validated(qualify: Callable[..., Row]) -> 
         (_fallback, "1 fallback(s): what they answered was eager"),
         (_never_compiled, "no compiled code was called"),
         (_asked_for_sparse, "no sparse attention ran"),
+        (_never_decoded_compiled, "vae_policy is 'always', and no compiled decode was called"),
+        (_other_attention, "FLASH_ATTN was asked for, and only SDPA ran"),
         (_did_less, "not seen in all runs: latents/transformer.x of call 1"),
         (_refused, "SettingError: mode is refused in ./file"),
         (_crashed, "RuntimeError: out of memory"),
@@ -200,19 +223,19 @@ def test_several_run_at_once_each_oracle_once_and_rows_are_in_order(
 ) -> None:
     ran: list[str] = []
     together = threading.Barrier(2, timeout=20)
-    short_is_done = threading.Event()
     written = tmp_path / "out" / "rows.jsonl"
 
     def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
         ran.append(folder.name)
         if folder.name in ("long", "short"):
             together.wait()
-        if folder.name == "refused":  # the slot of what is done is taken by the next
-            short_is_done.set()
+        if folder.name == "refused":
             return {"error": {"type": "SettingError", "message": "mode is refused"}}
-        if folder.name == "long":
-            assert short_is_done.wait(20)
-            assert [row.id for row in read_rows(written)] == ["short"]
+        if folder.name == "long":  # the others have their turns and their rows meanwhile
+            deadline = time.monotonic() + 20
+            while not written.exists() or len(read_rows(written)) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
         return answered(folder)
 
     monkeypatch.setattr(Processes, "run", run)
@@ -220,7 +243,36 @@ def test_several_run_at_once_each_oracle_once_and_rows_are_in_order(
     assert [row.id for row in read_rows(written)] == ["long", "short", "refused"]
     assert [row.state for row in read_rows(written)] == ["validated", "validated", "rejected"]
     assert len([name for name in ran if name.startswith("oracle")]) == 2, "one in bf16 and one in fp32, for both"
-    assert "running long, short" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "running long, short" in said or "running short, long" in said
+
+
+def test_an_oracle_is_reused_on_the_same_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    ran: list[str] = []
+
+    def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+        ran.append(folder.name.partition("-")[0])
+        result = answered(folder)
+        (folder / "result.json").write_text(json.dumps(result))
+        return result
+
+    def again() -> list[str]:
+        ran.clear()
+        command = ["qualify", "--model", str(checkpoint), "--request", '{"seed": 1}', "--out", str(tmp_path / "out")]
+        assert main([*command, "--reuse-oracles"]) == 0
+        return ran
+
+    monkeypatch.setattr(Processes, "run", run)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert again() == ["combination", "oracle", "oracle"]
+    assert again() == ["combination"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert again() == ["combination", "oracle", "oracle"]
+    assert again() == ["combination"]
+    monkeypatch.setattr(qualify_run, "hardware", lambda: "another machine")
+    assert again() == ["combination", "oracle", "oracle"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
