@@ -47,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = parser.add_argument_group("with --model")
     one.add_argument("--id", metavar="ID", default="combination", help="of its row (default: %(default)s)")
     one.add_argument("--task", metavar="TASK", default="text-to-image", help="of its key (default: %(default)s)")
+    one.add_argument(
+        "--api", choices=("offline", "http"), default="offline",
+        help="ask Omni in a program, or the server (default: %(default)s)",
+    )  # fmt: skip
     one.add_argument("--settings", metavar="JSON", default="{}", help="keyword arguments of Omni")
     one.add_argument("--request", metavar="JSON", default="{}", help="prompt, seed, width, height and so on")
     parser.add_argument(
@@ -112,7 +116,10 @@ def _rows(
     # Threads, also of one job: signals come to the main thread only, so that none hits where a process starts.
     pool = ThreadPoolExecutor(jobs)
     try:
-        numbers = {pool.submit(running.row, declared): number for number, declared in enumerate(combinations)}
+        order = list(range(len(combinations)))
+        if jobs > 1:
+            order.sort(key=lambda number: -combinations[number].takes_s)
+        numbers = {pool.submit(running.row, combinations[number]): number for number in order}
         for future in as_completed(numbers):
             rows[numbers[future]] = future.result()
             if evidence is not None:  # what was measured outlives an interrupt
@@ -156,7 +163,7 @@ def _one(options: argparse.Namespace) -> Suite:
         return Suite.model_validate(
             {
                 "models": {"model": model},
-                "combinations": [{"id": options.id, "model": "model"}],
+                "combinations": [{"id": options.id, "model": "model", "api": options.api}],
             }
         )
     except ValidationError as error:

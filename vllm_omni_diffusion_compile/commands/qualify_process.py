@@ -21,6 +21,8 @@ _POLL_S = 0.2
 _LOOK_S = 5.0
 # Where an engine listens: two at once would want the same port.
 _PORTS = ("MASTER_PORT", "VLLM_PORT")
+# Threads that wait for one another do not spin: beside another process that takes the time of whom they wait for.
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class StoppedError(EvidenceError):
@@ -52,7 +54,7 @@ class Processes:
             raise StoppedError("stopped before it began")
         (folder / RESULT).unlink(missing_ok=True)
         command = [sys.executable, "-m", "vllm_omni_diffusion_compile.commands.qualify_arm", str(folder)]
-        environment = {name: value for name, value in os.environ.items() if name not in _PORTS}
+        environment = _WAITING | {name: value for name, value in os.environ.items() if name not in _PORTS}
         with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,

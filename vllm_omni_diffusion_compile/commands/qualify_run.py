@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_diffusion_compile.commands.qualify_arm import ARM, MACHINE, RESULT
+from vllm_omni_diffusion_compile.commands.qualify_arm import API, ARM, MACHINE, RESULT
 from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence import (
@@ -125,6 +125,7 @@ class Run:
         if known is None:  # nobody has begun it: it is ours, and whoever else needs it waits
             described = {
                 "checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32,
+                API: declared.api if name == declared.id else "offline",
                 MACHINE: {"hardware": hardware(), "environment": environment()},
             }  # fmt: skip
             try:
@@ -229,7 +230,7 @@ def _what_did_not_run(subject: Mapping[str, Any]) -> list[str]:
     sparse = any("RAINFUSION" in operator for operator in trace["operators"])
     if "RAINFUSION_ATTN" in key["attention_backend"] and not sparse:
         missed.append("no sparse attention ran")
-    return missed + subject["not_as_asked"]
+    return [*missed, *subject["not_as_asked"]]
 
 
 def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,12 +246,12 @@ def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **known,
         "task": declared.task,
-        "api_mode": "offline",
+        "api_mode": declared.api,
         "shape": size if frames == 1 else f"{size}, {frames} frames",
         "schedule": f"{scheduler}, {request.get('num_inference_steps', 'default')} steps",
         "packed_layout": "none" if packed is None else f"{packed} rows",
         "output_representation": known.get("output_representation", "not known"),
-        "output_transport": "in process",
+        "output_transport": "PNG over HTTP" if declared.api == "http" else "in process",
         "bucket": packed if bucketed else None,
     }
 

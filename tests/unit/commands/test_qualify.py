@@ -21,6 +21,7 @@ from vllm_omni_diffusion_compile.commands import qualify_run
 from vllm_omni_diffusion_compile.commands.main import main
 from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.evidence import Row, read_rows, revision, versions, write_rows
+from vllm_omni_diffusion_compile.evidence.suite import again
 
 NAMES = ("component/transformer", "latents/transformer.x of call 1", "artefact 1")
 # What a worker knows of a key.
@@ -37,7 +38,7 @@ def answered(folder: Path, change: Change | None = None) -> dict[str, Any]:
     key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
     key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
     trace = TRACE | ({"compiled_calls": 0} if eager else {})
-    result = {
+    result: dict[str, Any] = {
         "key": key, "trace": dict(trace), "packed": None, "not_as_asked": [], "environment": {"a": "b"},
         "revision": revision(Path(arm["checkpoint"])) if Path(arm["checkpoint"]).is_dir() else "a hash",
         "versions": versions(),
@@ -128,6 +129,14 @@ def test_what_agrees_is_validated(qualify: Callable[..., Row]) -> None:
     assert row.state == "validated"
     assert [figure.value for figure in row.figures] == [pytest.approx(1.0)] * 4
     assert row.key.schedule == "Scheduler, default steps"
+
+
+def test_a_row_over_http_has_an_oracle_that_is_a_program(qualify: Callable[..., Row], tmp_path: Path) -> None:
+    row = qualify(api="http")
+    assert (row.state, row.key.api_mode, row.key.output_transport) == ("validated", "http", "PNG over HTTP")
+    asked = {file.parent.name: json.loads(file.read_text())["api"] for file in tmp_path.glob("out/*/arm.json")}
+    assert asked.pop("combination") == "http" and set(asked.values()) == {"offline"}
+    assert again(row).api == "http"
 
 
 def test_fp32_needs_no_reference(qualify: Callable[..., Row], tmp_path: Path) -> None:
@@ -245,6 +254,42 @@ def test_several_run_at_once_each_oracle_once_and_rows_are_in_order(
     assert len([name for name in ran if name.startswith("oracle")]) == 2, "one in bf16 and one in fp32, for both"
     said = capsys.readouterr().err
     assert "running long, short" in said or "running short, long" in said
+
+
+def test_of_several_at_once_those_that_take_longest_begin(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = json.loads(suite.read_text())
+    for combination, seconds in zip(declared["combinations"], (0, 10, 20), strict=True):
+        combination["takes_s"] = seconds
+    suite.write_text(json.dumps(declared))
+    ran: list[str] = []
+    together = threading.Barrier(2, timeout=20)
+
+    def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+        ran.append(folder.name)
+        if len(ran) <= 2:
+            together.wait()
+        return {"error": {"type": "SettingError", "message": "mode is refused"}}
+
+    monkeypatch.setattr(Processes, "run", run)
+    main(["qualify", "--suite", str(suite), "--out", str(tmp_path / "out"), "--jobs", "2"])
+    assert set(ran[:2]) == {"refused", "short"} and ran[2:] == ["long"]
+
+
+def test_processes_side_by_side_neither_spin_nor_meet_at_a_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for said, has in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", said) if said else monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        Processes().run(tmp_path, 20)
+        environment = (tmp_path / "environment").read_text().splitlines()
+        assert f"OMP_WAIT_POLICY={has}" in environment and "MASTER_PORT=29500" not in environment
 
 
 def test_an_oracle_is_reused_on_the_same_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
