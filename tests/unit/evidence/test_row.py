@@ -47,6 +47,13 @@ def test_a_row_that_is_measured_again_takes_the_place_of_the_earlier_one(tmp_pat
     assert read_rows(file) == [again, validated(id="other")]
 
 
+def test_rows_that_are_written_stand_in_their_order_and_others_where_they_were(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    write_rows(file, [validated(id=name) for name in ("b", "other", "a")])
+    write_rows(file, [validated(id=name) for name in ("a", "b", "c")])
+    assert [row.id for row in read_rows(file)] == ["a", "other", "b", "c"]
+
+
 @pytest.mark.parametrize("path", list(_fields(PLAIN)), ids=".".join)
 def test_a_row_that_lacks_a_field_is_refused_by_file_line_and_field(tmp_path: Path, path: tuple[str, ...]) -> None:
     row = json.loads(json.dumps(PLAIN))
