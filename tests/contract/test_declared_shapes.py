@@ -14,16 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion import diffusion_engine
-from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
 from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
 from vllm_omni.diffusion.request import OmniDiffusionRequest
+from vllm_omni.entrypoints.openai.utils import parse_lora_request
 
 from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent
-from vllm_omni_diffusion_compile.errors import WarmupError
+from vllm_omni_diffusion_compile.errors import SettingError, WarmupError
+from vllm_omni_diffusion_compile.settings import Shape
 from vllm_omni_diffusion_compile.upstream import execution, metrics, reporting
-from vllm_omni_diffusion_compile.warmup.report import ROUTE, write
+from vllm_omni_diffusion_compile.warmup.report import ROUTE, as_yaml, write
 
 pytestmark = pytest.mark.contract
 
@@ -38,6 +41,7 @@ class Workers:
         self.graphs = 0
         self.executions: list[tuple[float, float]] = []
         self.ready: list[float] = []
+        self.loaded: list[Any] = []
 
     def run(self, request: OmniDiffusionRequest) -> None:
         began = time.time()
@@ -56,6 +60,13 @@ class Workers:
         if method == "diffusion_compile_prompt":
             rows, prompt = args
             return [(f"{rows} words", rows - 1)] if rows else [(prompt, 12)]
+        if method == "add_lora":
+            if not Path(args[0].lora_path).exists():
+                raise ValueError("no adapter_config.json")
+            self.loaded.append(args[0])
+            return [True]
+        if method == "list_loras":  # of a server that keeps one
+            return [[adapter.lora_int_id for adapter in self.loaded[-1:]]]
         if method == "diffusion_compile_ready":
             self.ready.append(time.monotonic())
             return [[{"pid": 0, "first": 0, "events": []}]]
@@ -156,6 +167,106 @@ def test_one_input_picture_is_not_a_list(build: Callable[..., Any]) -> None:
     engine = build({"shapes": [{"width": 64, "height": 32, "images": 1}]})
     engine.run_startup_warmup()
     assert engine.requests[0].prompt["multi_modal_data"]["image"].size == (64, 32)
+
+
+def test_an_adapter_is_there_before_anything_is_compiled_and_its_request_names_it(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What vLLM-Omni's own dummy run compiles is for layers that the adapter would replace."""
+    loaded_by_then: list[int] = []
+    monkeypatch.setattr(diffusion_engine, "get_dummy_run_num_frames", lambda name, audio: 1)
+    adapter = {"name": "style", "path": str(tmp_path), "scale": 0.5}
+    shape = {"width": 64, "height": 32, "lora": adapter}
+    engine: Any = build(
+        {"shapes": [shape, {"width": 96, "height": 32, "lora": adapter | {"int_id": 7}}]},
+        lambda _: loaded_by_then.append(len(engine.workers.loaded)),
+        model_class_name="Flux2KleinPipeline",
+    )
+    engine.run_startup_warmup()
+    assert set(loaded_by_then) == {2}
+    assert engine.requests[0].is_dummy_run()
+    ours = [request.sampling_params for request in engine.requests if not request.is_dummy_run()]
+    named = [(params.lora_request and params.lora_request.lora_int_id, params.lora_scale) for params in ours]
+    # As vLLM-Omni numbers the adapter of a request by HTTP, so that the user's finds it loaded.
+    parsed, scale = parse_lora_request(adapter)
+    assert parsed is not None
+    number = parsed.lora_int_id
+    assert list(dict.fromkeys(named)) == [(number, scale), (None, 1.0), (7, 0.5)]
+    assert (ours[0].lora_request.lora_name, ours[0].lora_request.lora_path) == ("style", str(tmp_path))
+    # Users' requests without it are as warm as those with it.
+    shapes = [(params.width, params.lora_request is not None) for params in ours]
+    assert list(dict.fromkeys(shapes)) == [(64, True), (64, False), (96, True), (96, False)]
+
+
+def test_an_adapter_that_cannot_be_loaded_costs_its_shape_alone(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    shapes = [{"width": 64, "height": 64, "lora": {"name": "style", "path": "nobody/style"}}, "96x64"]
+    engine = build({"shapes": shapes})
+    engine.run_startup_warmup()
+    assert all(request.sampling_params.lora_request is None for request in engine.requests)
+    assert set(sizes(engine)) == {(64, 64), (96, 64)}
+    reason = "the adapter could not be loaded (ValueError: no adapter_config.json)"
+    assert f"Warmup of 64x64 (lora=style): failed ({reason})" in caplog.text
+
+    engine = build({"shapes": shapes, "on_failure": "fail"})
+    with pytest.raises(WarmupError, match=r"64x64 \(lora=style\) failed: the adapter could not be loaded"):
+        engine.run_startup_warmup()
+    assert engine.closed is True
+
+
+def test_a_server_that_ignores_adapters_is_not_called_warm_for_one(build: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    shapes = [{"width": 64, "height": 64, "lora": {"path": str(tmp_path)}}]
+    engine = build({"shapes": shapes, "report_path": str(path)})
+    rpc = engine.collective_rpc
+    # A worker without a manager of adapters.
+    answers = {"add_lora": [False], "list_loras": [[]]}
+    engine.collective_rpc = lambda method, **more: answers[method] if method in answers else rpc(method, **more)
+    engine.run_startup_warmup()
+    adapted, plain = json.loads(path.read_text())["shapes"]
+    assert (adapted["state"], plain["state"]) == ("failed", "warm")
+    assert "takes no adapters from requests" in adapted["reason"]
+    assert adapted["shape"] == shapes[0]
+
+
+def test_a_dead_engine_is_not_swallowed_while_adapters_are_loaded(build: Callable[..., Any], tmp_path: Path) -> None:
+    engine = build({"shapes": [{"width": 64, "height": 64, "lora": {"path": str(tmp_path)}}]})
+
+    rpc = engine.collective_rpc
+
+    def dying(method: str, **more: Any) -> Any:
+        if method == "add_lora":
+            raise EngineDeadError
+        return rpc(method, **more)
+
+    engine.collective_rpc = dying
+    with pytest.raises(EngineDeadError):
+        engine.run_startup_warmup()
+
+
+@pytest.mark.parametrize(
+    ("path", "backend", "message"),
+    [
+        ("/nowhere/style", "peft", "lora.path is '/nowhere/style', where there is nothing"),
+        ("./style", "peft", "lora.path is './style', where there is nothing"),
+        ("nobody/style", "distill", "lora names an adapter, but lora_backend is 'distill'"),
+        ("nobody/style", "peft", None),  # perhaps a repository
+        (str(Path(__file__).parent), "peft", None),
+    ],
+)
+def test_an_adapter_that_is_not_there_is_refused_before_weights_are_loaded(
+    path: str, backend: str, message: str | None
+) -> None:
+    shapes = ["64x64", {"width": 64, "height": 64, "lora": {"path": path}}]
+    options: dict[str, Any] = {"model": "tiny", "master_port": 29511, "lora_backend": backend}
+    options["diffusion_compile_config"] = {"warmup": {"shapes": shapes}}
+    if message is None:
+        OmniDiffusionConfig(**options)
+        return
+    with pytest.raises(SettingError) as error:
+        OmniDiffusionConfig(**options)
+    assert f"diffusion_compile_config.warmup.shapes[1].{message}" in str(error.value)
 
 
 def test_requests_come_from_a_thread_that_is_as_new_as_the_engines_own(build: Callable[..., Any]) -> None:
@@ -423,6 +534,25 @@ def test_a_request_is_described_as_the_shape_to_declare_and_keeps_its_words_to_i
         "extra_args": {"task": "fl2va", "aspect_ratio": "1:1", "seconds": 4.0},
     }
     assert "secret" not in json.dumps(described)
+
+
+def test_the_shape_to_declare_names_the_adapter_of_the_request() -> None:
+    from vllm.lora.request import LoRARequest
+
+    def lora(name: str, **parameters: Any) -> Any:
+        asked = request(lora_request=LoRARequest(name, 7, "/adapters/style"), **parameters)
+        return execution.described(worker(), asked).get("lora")
+
+    assert execution.described(worker(), request()).get("lora") is None
+    assert lora("style") == {"name": "style", "path": "/adapters/style"}
+    assert lora("style", lora_scale=0.5) == {"name": "style", "path": "/adapters/style", "scale": 0.5}
+    assert lora("in my own words") == {"path": "/adapters/style"}
+    # vLLM-Omni switches every adapter off.
+    assert lora("style", lora_scale=0.0) is None
+
+    described = execution.described(worker(), request(lora_request=LoRARequest("style", 7, "/adapters/style")))
+    (pasted,) = yaml.safe_load(as_yaml(described))
+    assert Shape(**pasted).lora is not None
 
 
 def test_an_event_after_ready_names_the_request_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.settings import (
     DiffusionCompileSettings,
+    Lora,
     Shape,
     effective_recompile_limit,
     plain_config,
@@ -57,6 +58,37 @@ def test_input_pictures_have_the_requests_size_unless_they_have_their_own() -> N
     assert shape.image_sizes == [(64, 32), (64, 32)]
 
 
+def adapted(**lora: Any) -> dict[str, Any]:
+    return {"width": 64, "height": 64, "lora": {"path": "/adapters/style"} | lora}
+
+
+def test_an_adapter_is_named_as_a_request_names_it() -> None:
+    plain, full = shapes(adapted(), adapted(name="mine", scale=2, int_id=7))
+    assert plain.lora is not None and full.lora is not None
+    # A request does not do without a name.
+    assert plain.lora.as_request == {"name": "style", "path": "/adapters/style"}
+    assert full.lora.as_request == {"name": "mine", "path": "/adapters/style", "scale": 2.0, "int_id": 7}
+    assert (str(plain), str(full)) == ("64x64 (lora=/adapters/style)", "64x64 (lora=mine)")
+    travelled = plain_config({"warmup": {"shapes": [adapted(scale=0.5)]}})
+    assert travelled is not None
+    assert travelled["warmup"]["shapes"][0]["lora"] == {"path": "/adapters/style", "scale": 0.5}
+    assert read_config(travelled).warmup.adapters == [Lora(path="/adapters/style", scale=0.5)]
+
+
+def test_a_shape_with_an_adapter_is_warmed_without_it_too_and_once() -> None:
+    def warmed(*given: Any) -> list[str]:
+        return [str(shape) for shape in read_config({"warmup": {"shapes": list(given)}}).warmup.warmed]
+
+    assert warmed("64x64", "32x32") == ["64x64", "32x32"]
+    assert warmed("32x32", adapted()) == ["32x32", "64x64 (lora=/adapters/style)", "64x64"]
+    assert warmed(adapted(), "64x64") == ["64x64 (lora=/adapters/style)", "64x64"]
+    both = warmed(adapted(), adapted(path="/adapters/other"))
+    assert both == ["64x64 (lora=/adapters/style)", "64x64", "64x64 (lora=/adapters/other)"]
+    # All else that it says is said without it, too.
+    (_, plain) = read_config({"warmup": {"shapes": [FULL | adapted()]}}).warmup.warmed
+    assert plain == Shape(**FULL)
+
+
 @pytest.mark.parametrize(
     ("warmup", "message"),
     [
@@ -69,6 +101,15 @@ def test_input_pictures_have_the_requests_size_unless_they_have_their_own() -> N
         ({"shapes": [FULL | {"images": -1}]}, "warmup.shapes[0].images is -1, which is neither a count nor sizes"),
         ({"shapes": [FULL | {"images": ["64x64x9"]}]}, "images is ['64x64x9'], which is neither"),
         ({"shapes": [FULL | {"extra_args": []}]}, "warmup.shapes[0].extra_args is [] (list), expected a mapping"),
+        ({"shapes": [FULL | {"lora": "/a"}]}, "warmup.shapes[0].lora is '/a' (str), expected a mapping"),
+        ({"shapes": [FULL | {"lora": {}}]}, "warmup.shapes[0].lora.path is missing from {}"),
+        (
+            {"shapes": [adapted(lora_scale=1)]},
+            "unknown key 'diffusion_compile_config.warmup.shapes[0].lora.lora_scale'",
+        ),
+        ({"shapes": [adapted(lora_scale=1)]}, "did you mean 'scale'? Known: path, name, scale, int_id"),
+        ({"shapes": [adapted(scale=0)]}, "shapes[0].lora.scale is 0, which switches the adapter off; leave lora out"),
+        ({"shapes": [adapted(int_id=0)]}, "warmup.shapes[0].lora.int_id is 0, expected at least 1"),
         ({"budget_s": 0}, "warmup.budget_s is 0, expected more than 0"),
         ({"on_failure": "eager"}, "warmup.on_failure is 'eager' (str), expected 'serve' or 'fail'"),
         ({"report": "x"}, "did you mean 'report_path'? Known: shapes, budget_s, on_failure, report_path"),
@@ -94,3 +135,13 @@ def test_a_limit_of_the_users_own_stays() -> None:
     config = read_config({"recompile_limit": 3, "warmup": {"shapes": ["64x64"]}})
     settings = DiffusionCompileSettings(diffusion_compile_dynamic=False, diffusion_compile_config=config)
     assert effective_recompile_limit(settings) == 3
+
+
+def test_adapters_of_different_layers_find_room_with_dynamic_shapes_too() -> None:
+    def limit(count: int) -> int | None:
+        declared = {"warmup": {"shapes": [adapted(path=f"/adapters/{number}") for number in range(count)]}}
+        return effective_recompile_limit(DiffusionCompileSettings(diffusion_compile_config=read_config(declared)))
+
+    assert limit(0) is None and limit(1) is None  # torch's own is enough
+    many = limit(10)
+    assert many is not None and many >= 2 * 10

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tools.tiny_checkpoints.checkpoint import byte_tokenizer, run, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from diffusers import AutoencoderKLWan, WanTransformer3DModel
     from transformers import UMT5EncoderModel
 
@@ -20,16 +22,22 @@ TEXT_WIDTH = 64
 LATENT_CHANNELS = 4
 
 
-def write(out: Path) -> None:
-    """Write the checkpoint into the empty folder `out`."""
+def write(
+    out: Path,
+    *,
+    text_encoder: Callable[[], UMT5EncoderModel] | None = None,
+    vae: Callable[[], AutoencoderKLWan] | None = None,
+    transformer: Callable[[], WanTransformer3DModel] | None = None,
+) -> None:
+    """Write the checkpoint into the empty folder `out`; the makers given replace the tiny components."""
     import torch
     from diffusers import UniPCMultistepScheduler
 
     torch.manual_seed(SEED)
     byte_tokenizer([], "").save_pretrained(out / "tokenizer")
-    _text_encoder().to(torch.bfloat16).save_pretrained(out / "text_encoder")
-    _vae().to(torch.bfloat16).save_pretrained(out / "vae")
-    _transformer().to(torch.bfloat16).save_pretrained(out / "transformer")
+    (text_encoder or _text_encoder)().to(torch.bfloat16).save_pretrained(out / "text_encoder")
+    (vae or _vae)().to(torch.bfloat16).save_pretrained(out / "vae")
+    (transformer or _transformer)().to(torch.bfloat16).save_pretrained(out / "transformer")
     UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=5.0).save_pretrained(
         out / "scheduler"
     )

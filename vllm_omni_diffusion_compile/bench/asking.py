@@ -45,6 +45,7 @@ def body(  # noqa: PLR0913 - each is one field of a request
         "negative_prompt": shape.negative_prompt,
         "num_frames": shape.frames,
         "extra_params": shape.extra_args or None,
+        "lora": None if shape.lora is None else shape.lora.as_request,
     }
     if task == "image":
         fields["n"] = 1

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
+
 Kind = Literal["compilation", "recompilation", "recompile limit", "fallback", "set-up failed"]
 
 # Tensors named in an event; a call with more has its shape in the first of them.
@@ -219,6 +221,7 @@ def record_compilations(
     Returns:
         How many graphs were compiled.
     """
+    NUMBERS.look_at_arguments(args, kwargs)
     graphs = 0
     shapes: tuple[str, ...] | None = None
     # What is older was compiled elsewhere, outside of the regions.
@@ -228,6 +231,7 @@ def record_compilations(
         if shapes is None:
             shapes = call_shapes(args, kwargs)
         guard = record.recompile_reason or ""
+        NUMBERS.look_at_reason(guard)
         seconds = (record.duration_us or 0) / 1e6
         if record.fail_type is not None:
             if "recompile limit" in (record.fail_reason or "").partition("\n")[0]:

@@ -17,6 +17,7 @@ import torch
 from torch._dynamo.utils import counters  # see events.py; read in place, since this runs at every call
 
 from vllm_omni_diffusion_compile.compile.latch import Latch, chain, without_frames
+from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
 from vllm_omni_diffusion_compile.compile.ranks import RankGroup
 from vllm_omni_diffusion_compile.compile.state import ArgumentState, CallState, restore
 from vllm_omni_diffusion_compile.errors import RankFailedError
@@ -78,8 +79,12 @@ class FallbackCallable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what is in use now; see the rule at the top of this module."""
         latch = self._latch
-        if latch.closed or (self._hold is not None and not latch.graphs and self._hold()):
+        if latch.closed:
             return self._eager(*args, **kwargs)
+        if not latch.graphs:
+            if self._hold is not None and self._hold():
+                return self._eager(*args, **kwargs)
+            NUMBERS.look_at_arguments(args, kwargs)
         before = self._capture(args, kwargs)
         sent = self._ranks.sent() if self._ranks is not None else (0, 0)
         frames = counters["frames"]["total"]

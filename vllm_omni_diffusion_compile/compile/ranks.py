@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import fx
+from torch._dynamo.exc import RestartAnalysis
 
 from vllm_omni_diffusion_compile.compile.latch import Latch, without_frames
 from vllm_omni_diffusion_compile.errors import RankFailedError
@@ -120,6 +121,8 @@ class GuardedBackend:
         captured = fx.GraphModule(graph, copy.deepcopy(graph.graph))
         try:
             compiled = self._compile_graph(graph, inputs, **options)
+        except RestartAnalysis:  # no failure: Dynamo is asked to trace once more, with a number as a constant
+            raise
         except Exception as error:  # noqa: BLE001 - what Dynamo captured can be run, whatever its backend raised
             self._latch.close(error)
             return captured.forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
 from vllm_omni_diffusion_compile.compile.regions import Region, declared_regions, inferred_regions
 
 Scope = Literal["regional", "full"]
@@ -73,6 +75,7 @@ def compile_component(  # noqa: PLR0913 - each is one decision of its caller
         eager: Classes of blocks that are left as they are in regional scope.
         outside: Classes of modules that are called without the compiler in full scope, between two graphs.
     """
+    NUMBERS.keep_constant()
     if scope == "full":
         return _compile_all(component, path, protect, outside)
     regions, inferred, reason = _regions(component, infer)
@@ -142,5 +145,29 @@ def _compile_all(component: nn.Module, path: str, protect: Protect, outside: Col
     # What `nn.Module.compile` sets, and calling the module then calls.
     compiled = getattr(component, "_compiled_call_impl", None)
     if compiled is not None:
-        component._compiled_call_impl = protect(component._call_impl, compiled, region)  # noqa: SLF001
+        component._compiled_call_impl = protect(component._call_impl, _of_one_layout(compiled), region)  # noqa: SLF001
     return ScopeOutcome(path=path, scope="full", regions={region: 1})
+
+
+def _of_one_layout(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a compiled component called with latents that lie in one way.
+
+    What pipelines make of noise is often a permuted view, and what the scheduler returns from the second step on is
+    contiguous: a graph is compiled for each, which of a whole transformer takes minutes. The first argument alone: what
+    comes later may be a cache that is written to.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            return compiled(_contiguous(args[0]), *args[1:], **kwargs)
+        for name in itertools.islice(kwargs, 1):
+            kwargs[name] = _contiguous(kwargs[name])
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+def _contiguous(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.contiguous() if value.is_floating_point() else value
+    return [_contiguous(item) for item in value] if type(value) is list else value

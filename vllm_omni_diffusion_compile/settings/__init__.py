@@ -1,6 +1,7 @@
 """Every setting of this package: typed, validated and documented once. `docs/options.md` is rendered from it."""
 
 from vllm_omni_diffusion_compile.settings.config import DiffusionCompileConfig
+from vllm_omni_diffusion_compile.settings.lora import Lora
 from vllm_omni_diffusion_compile.settings.names import CONFIG, NAMES, OWN, VAE
 from vllm_omni_diffusion_compile.settings.pad_seq_buckets import MAX_ROWS, ROW_ALIGN, PadSeqBuckets, aligned
 from vllm_omni_diffusion_compile.settings.reading import KEYS, merged, plain_config, read_config
@@ -23,6 +24,7 @@ __all__ = [
     "VAE",
     "DiffusionCompileConfig",
     "DiffusionCompileSettings",
+    "Lora",
     "PadSeqBuckets",
     "Shape",
     "WarmupConfig",

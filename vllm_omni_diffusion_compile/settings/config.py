@@ -58,7 +58,8 @@ class DiffusionCompileConfig(BaseModel):
         ge=1,
         description="How often one region may be compiled before torch runs it without the compiler. Unset, it is "
         "torch's own limit, and with `diffusion_compile_dynamic` off, where every shape is compiled by itself, "
-        f"{STATIC_RECOMPILE_LIMIT}, or {RECOMPILATIONS_PER_SHAPE} for each declared shape if that is more.",
+        f"{STATIC_RECOMPILE_LIMIT}, or {RECOMPILATIONS_PER_SHAPE} for each declared shape if that is more. Where "
+        "shapes name several adapters, it makes room for each.",
         json_schema_extra={"values": "a whole number of at least 1, or unset"},
     )
     warmup: WarmupConfig = Field(

@@ -78,7 +78,11 @@ class DiffusionCompileSettings(BaseModel):
 def effective_recompile_limit(settings: DiffusionCompileSettings) -> int | None:
     """Return how often torch may compile one region; None leaves torch's own limit as it is."""
     config = settings.diffusion_compile_config
-    return config.recompile_limit if settings.diffusion_compile_dynamic else declared_recompile_limit(settings)
+    if not settings.diffusion_compile_dynamic:
+        return declared_recompile_limit(settings)
+    # Adapters of other layers than each other's have graphs of their own; torch's own limit is enough for one.
+    adapters = len(config.warmup.adapters)
+    return config.recompile_limit or (RECOMPILATIONS_PER_SHAPE * (1 + adapters) if adapters > 1 else None)
 
 
 def refuse_near_misses(names: Iterable[str], known: Iterable[str] = ()) -> None:
@@ -108,5 +112,5 @@ def declared_recompile_limit(settings: DiffusionCompileSettings) -> int:
     config = settings.diffusion_compile_config
     # A region is compiled for each bucket, and for each number of timesteps in a request: three at most.
     buckets = 0 if config.pad_seq_buckets is None else len(config.pad_seq_buckets.rows)
-    shapes = RECOMPILATIONS_PER_SHAPE * len(config.warmup.shapes)
+    shapes = RECOMPILATIONS_PER_SHAPE * len(config.warmup.warmed)
     return config.recompile_limit or max(STATIC_RECOMPILE_LIMIT, shapes, 3 * buckets)

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
+from vllm_omni_diffusion_compile.settings.lora import Lora
+
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?")
 _EXPECTED_SHAPE = "expected WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES or a mapping with width and height"
 
@@ -75,11 +77,18 @@ class Shape(BaseModel):
         ge=1,
         description="Tokens of the prompt, where its length decides what is compiled. Unset, the prompt is a sentence.",
     )
+    lora: Lora | None = Field(
+        default=None,
+        description="The LoRA adapter that the request names. Another one of as high a rank and of the same layers is "
+        "served by the same graphs, at any scale.",
+    )
     extra_args: dict[str, Any] = Field(default_factory=dict, description="The request's own `extra_args`.")
 
     def __str__(self) -> str:
         frames = f"x{self.frames}" if self.frames else ""
         named = self.model_dump(exclude_defaults=True, exclude={"width", "height", "frames"})
+        if self.lora is not None:
+            named["lora"] = str(self.lora)
         more = ", ".join(f"{name}={value}" for name, value in named.items())
         return f"{self.width}x{self.height}{frames}" + (f" ({more})" if more else "")
 
@@ -91,6 +100,11 @@ class Shape(BaseModel):
         sizes = [size.split("x") for size in self.images]
         return [(int(width), int(height)) for width, height in sizes]
 
+    @property
+    def without_lora(self) -> Shape:
+        """The same request, naming no adapter."""
+        return Shape(**self.model_dump(exclude_unset=True, exclude={"lora"}))
+
 
 class WarmupConfig(BaseModel):
     """The keys of the mapping `warmup`."""
@@ -101,7 +115,7 @@ class WarmupConfig(BaseModel):
         default_factory=list,
         description="The requests to be warm for when the server is ready, each as `1024x1024`, as `1344x768x209` with "
         "frames, or as a mapping with `width`, `height`, `frames`, `steps`, `guidance_scale`, `true_cfg_scale`, "
-        "`negative_prompt`, `images`, `prompt_rows`, `extra_args`.",
+        "`negative_prompt`, `images`, `prompt_rows`, `lora`, `extra_args`.",
         json_schema_extra={"values": "a list, or texts separated by commas"},
     )
     budget_s: float | None = Field(
@@ -122,3 +136,21 @@ class WarmupConfig(BaseModel):
         "met later and were not declared are added to it.",
         json_schema_extra={"values": "a path, or unset"},
     )
+
+    @property
+    def warmed(self) -> list[Shape]:
+        """The declared shapes, and after each that names an adapter the same without one.
+
+        Beside an adapter there are requests without: where it is set at start, all that do not name it.
+        """
+        warmed: list[Shape] = []
+        for shape in self.shapes:
+            warmed.append(shape)
+            if shape.lora is not None and (plain := shape.without_lora) not in (*self.shapes, *warmed):
+                warmed.append(plain)
+        return warmed
+
+    @property
+    def adapters(self) -> list[Lora]:
+        """Each adapter that a shape names, once, in the order in which they are named."""
+        return list(dict.fromkeys(shape.lora for shape in self.shapes if shape.lora is not None))

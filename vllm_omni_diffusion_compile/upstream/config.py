@@ -20,6 +20,7 @@ from vllm_omni_diffusion_compile.settings import (
     plain_config,
     refuse_near_misses,
 )
+from vllm_omni_diffusion_compile.upstream.adapters import refuse_adapters
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
 logger = host_logger(__name__)
@@ -106,6 +107,15 @@ def refuse_full_with_distributed_offload(post_init: Callable[..., None]) -> Call
                 "diffusion_compile_granularity='full' is incompatible with distributed layerwise offload; "
                 "use 'regional' compilation instead"
             )
+        post_init(self)
+
+    return __post_init__
+
+
+def refuse_missing_adapters(post_init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(post_init)
+    def __post_init__(self: Any) -> None:
+        refuse_adapters(self)
         post_init(self)
 
     return __post_init__

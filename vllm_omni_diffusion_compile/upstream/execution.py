@@ -98,6 +98,7 @@ def described(worker: Any, request: Any) -> dict[str, Any]:
         own = f"{params.width}x{params.height}"
         shape["images"] = len(sizes) if set(sizes) == {own} else sizes
     shape["prompt_rows"] = prompt_rows(worker, str(prompt.get("prompt") or ""))
+    shape["lora"] = _adapter(params)
     extra_args = {name: value for name, value in (params.extra_args or {}).items() if _harmless(value)}
     if extra_args:
         shape["extra_args"] = extra_args
@@ -112,6 +113,15 @@ def _pictures(prompt: Mapping[str, Any]) -> list[Any]:
 def _size(picture: Any) -> str | None:
     size = getattr(picture, "size", None)
     return f"{size[0]}x{size[1]}" if isinstance(size, tuple) and len(size) == 2 else None
+
+
+def _adapter(params: Any) -> dict[str, Any] | None:
+    """The adapter that a request names; its path is one of the server's, without which it could not be declared."""
+    lora, scale = params.lora_request, params.lora_scale
+    if lora is None or scale == 0:  # which is how a request says that it wants none
+        return None
+    named = {"name": lora.lora_name} if _harmless(lora.lora_name) else {}
+    return named | {"path": lora.lora_path} | ({"scale": scale} if scale != 1 else {})
 
 
 def _harmless(value: object) -> bool:

@@ -140,6 +140,15 @@ _CONSTANTS = (
 )
 
 _CHECKS = (
+    # Before the row below on the same target, which checks the values first.
+    Graft(
+        target=f"{_DATA}:OmniDiffusionConfig.__post_init__",
+        make=config.refuse_missing_adapters,
+        parameters=("self",),
+        why="A LoRA adapter of a declared shape that is not there would be missed after the weights are loaded.",
+        upstream="https://github.com/vllm-project/vllm-omni/issues/6582",
+        remove_when="the release warms shapes that its user declares",
+    ),
     Graft(
         target=f"{_DATA}:OmniDiffusionConfig.__post_init__",
         make=functools.partial(config.check_values, ours=lambda name: applied(DIFFUSION_CONFIG_FIELDS[name])),

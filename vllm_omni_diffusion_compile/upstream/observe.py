@@ -131,7 +131,10 @@ class Observed:
         for path, module in _named(pipeline, "_encoder_modules", _ENCODERS):
             self._watch_calls(path, module, self._encoder)
         for path, module in _named(pipeline, "_dit_modules", _DITS):
-            self._watch_calls(path, module.float() if in_fp32 else module, self._denoiser)
+            self._watch_calls(path, module, self._denoiser)
+            if in_fp32:
+                module.float()
+                _attend_in_fp32(module)
         for path, module in _named(pipeline, "_vae_modules", _VAES):
             if in_fp32:
                 module.float()
@@ -255,6 +258,20 @@ def _named(pipeline: Any, declared: str, usual: tuple[str, ...]) -> Iterator[tup
             if isinstance(part, torch.nn.Module) and id(part) not in seen:
                 seen.add(id(part))
                 yield path if number is None else f"{path}.{number}", part
+
+
+def _attend_in_fp32(dit: torch.nn.Module) -> None:
+    """Have vLLM-Omni's own fallback attend: kernels that are made for half precision refuse fp32."""
+    from vllm_omni.diffusion.attention.layer import Attention
+
+    for layer in dit.modules():
+        if isinstance(layer, Attention) and layer.sdpa_fallback is not None:
+            # Sparse attention stays: which blocks are chosen is part of what is asked for.
+            replace_dense = getattr(layer.attention, "attend_densely_with", None)
+            if replace_dense is None:
+                layer.attention = layer.sdpa_fallback
+            else:
+                replace_dense(layer.sdpa_fallback)
 
 
 def _attention_layers(pipeline: Any) -> list[Any]:

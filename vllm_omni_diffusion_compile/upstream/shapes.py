@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any
 from vllm_omni_diffusion_compile import __version__
 from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.errors import WarmupError
-from vllm_omni_diffusion_compile.settings import CONFIG, NAMES, Shape, WarmupConfig
+from vllm_omni_diffusion_compile.settings import CONFIG, NAMES, Lora, Shape, WarmupConfig
 from vllm_omni_diffusion_compile.upstream import reporting
+from vllm_omni_diffusion_compile.upstream.adapters import load_adapters, lora_request
 from vllm_omni_diffusion_compile.upstream.answerable import (
     PROMPT,
     extra_args,
@@ -46,10 +47,11 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
         config = warmup_of(self.od_config)
         _say_without_effect(self.od_config)
         budget = Budget(config.budget_s)
+        unloaded = _load_adapters(self, config, budget)
         run_startup_warmup(self)
         if not config.shapes and config.report_path is None:
             return
-        outcomes = list(_warm(self, config, budget))
+        outcomes = list(_warm(self, config, budget, unloaded))
         report = document(outcomes, budget_s=config.budget_s, spent_s=budget.spent, about=_about(self))
         if outcomes:
             logger.info("Declared shapes, warm in %.1f s:\n%s", budget.spent, as_text(report))
@@ -58,6 +60,13 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
             _refuse(self, outcomes)
 
     return with_declared_shapes
+
+
+def _load_adapters(engine: Any, config: WarmupConfig, budget: Budget) -> dict[Lora, str]:
+    """Load what the declared shapes name, before layers are compiled that it replaces; returns what failed, and why."""
+    if getattr(engine.od_config, "enforce_eager", False) or why_no_request(engine.od_config) is not None:
+        return {}
+    return load_adapters(engine, config.adapters, budget.left)
 
 
 def _say_without_effect(config: Any) -> None:
@@ -113,8 +122,9 @@ def _refuse(engine: Any, outcomes: list[Outcome]) -> None:
     )
 
 
-def _warm(engine: Any, config: WarmupConfig, budget: Budget) -> Iterator[Outcome]:
-    if not config.shapes:
+def _warm(engine: Any, config: WarmupConfig, budget: Budget, unloaded: Mapping[Lora, str]) -> Iterator[Outcome]:
+    shapes = config.warmed
+    if not shapes:
         return
     if getattr(engine.od_config, "enforce_eager", False):
         logger.info("Declared shapes are not warmed: compilation is off (enforce_eager).")
@@ -122,11 +132,11 @@ def _warm(engine: Any, config: WarmupConfig, budget: Budget) -> Iterator[Outcome
     reason = why_no_request(engine.od_config)
     if reason is not None:
         logger.warning("Declared shapes are not warmed: %s.", reason)
-        yield from (Outcome(shape=shape, state="skipped", reason=reason) for shape in config.shapes)
+        yield from (Outcome(shape=shape, state="skipped", reason=reason) for shape in shapes)
         return
-    with _progress(len(config.shapes)) as progress:
-        send = _Sender(engine, progress)
-        for outcome in warm_shapes(config.shapes, send, budget, begin=progress.begin, stop=told_to_stop):
+    with _progress(len(shapes)) as progress:
+        send = _Sender(engine, progress, unloaded)
+        for outcome in warm_shapes(shapes, send, budget, begin=progress.begin, stop=told_to_stop):
             progress.end(outcome)
             yield outcome
 
@@ -174,14 +184,17 @@ class _Sender:
     inference mode, autocast, the current device) is in warmup as it will be in service.
     """
 
-    def __init__(self, engine: Any, progress: _Progress) -> None:
+    def __init__(self, engine: Any, progress: _Progress, unloaded: Mapping[Lora, str]) -> None:
         self._engine = engine
         self._progress = progress
+        self._unloaded = unloaded
         self._prompts: dict[int | None, tuple[str, int | None]] = {}
 
     def __call__(self, shape: Shape, steps: int | None, timeout_s: float | None) -> Answer:
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        if shape.lora is not None and shape.lora in self._unloaded:
+            return Answer(error=self._unloaded[shape.lora])
         prompt, rows = self._prompt(shape)
         try:
             request = self._request(shape, steps, prompt)
@@ -241,6 +254,9 @@ class _Sender:
         pictures = [self._picture(*size) for size in shape.image_sizes]
         if pictures:
             words["multi_modal_data"] = {"image": pictures[0] if len(pictures) == 1 else pictures}
+        adapter: dict[str, Any] = {}
+        if shape.lora is not None:
+            adapter = {"lora_request": lora_request(shape.lora), "lora_scale": shape.lora.scale}
         return OmniDiffusionRequest(
             prompt=words,
             request_id=f"{DECLARED}{uuid.uuid4().hex}",
@@ -253,6 +269,7 @@ class _Sender:
                 true_cfg_scale=shape.true_cfg_scale,
                 extra_args=extra_args(self._engine.od_config.model_class_name, shape.extra_args),
                 need_kv_receive=False,
+                **adapter,
             ),
         )
 

@@ -285,7 +285,7 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
         dense = _dense_backend(head_size)
         # What the model was told that it may leave to this backend, the dense one may not do.
         self._needs_mask = not (dense.supports_prefix_kv_slicing or dense.supports_packed_mask_free())
-        self._dense_impl = dense.get_impl_cls()(**common)
+        self._dense_impl: AttentionImpl = dense.get_impl_cls()(**common)
         skipped = _layer_index(prefix) in (options.get("skip_layers") or ())
         self._never = _reason_never(sparsity, skipped, qkv_layout)
         steps, executor = (
@@ -296,6 +296,13 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
         sparse = Sparse(sparsity, softmax_scale, steps, executor, head_size, self._dense_impl, fails_closed)
         self._name = f"{sparsity} {softmax_scale} {steps} {executor} {num_heads}x{head_size} {fails_closed}"
         self._sparse = _named.setdefault(self._name, sparse)
+
+    def attend_densely_with(self, dense: AttentionImpl) -> None:
+        """Take another implementation for whatever is dense from now on; one that takes masks."""
+        if self._theirs is None:
+            self._dense_impl, self._needs_mask = dense, True
+            self._name += f" {type(dense).__name__}"
+            self._sparse = _named.setdefault(self._name, replace(self._sparse, dense=dense))
 
     def supports_kv_cache_dtype(self, kv_cache_dtype: str | None, platform_key: str) -> bool:
         """Only MindIE-SD's own path quantizes."""

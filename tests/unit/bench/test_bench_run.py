@@ -285,7 +285,12 @@ def test_a_model_that_makes_neither_is_refused(tmp_path: Path, capsys: pytest.Ca
 def test_videos_are_asked_for_by_a_form(tmp_path: Path) -> None:
     status = main(
         [
-            *("bench", MODEL, "--shape", '{"width": 64, "height": 64, "frames": 25, "extra_args": {"a": 1}}'),
+            *(
+                "bench",
+                MODEL,
+                "--shape",
+                '{"width": 64, "height": 64, "frames": 25, "lora": {"path": "a/b"}, "extra_args": {"a": 1}}',
+            ),
             *("--arm", "eager", "--arm", "eager+rainfusion", "--requests", "1", "--request", '{"fps": 24}'),
             *("--json", "out.json"),
         ]
@@ -295,3 +300,4 @@ def test_videos_are_asked_for_by_a_form(tmp_path: Path) -> None:
     assert (document["plan"]["task"], document["plan"]["task_from"]) == ("video", "--shape has frames")
     assert document["plan"]["bodies"][0]["num_frames"] == 25
     assert document["plan"]["bodies"][0]["extra_params"] == {"a": 1}
+    assert document["plan"]["bodies"][0]["lora"] == {"name": "b", "path": "a/b"}

@@ -261,3 +261,19 @@ def test_a_copy_of_a_compiled_component_is_eager() -> None:
     set_up(model, Backend(fails_at=1))
     twin = copy.deepcopy(model)
     torch.testing.assert_close(run(twin), run(Model()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("by_name", [False, True], ids=["positional", "by name"])
+def test_latents_that_lie_in_another_way_share_the_graph_of_a_component(by_name: bool) -> None:
+    """Of a whole transformer a second graph takes minutes; the first step of a request has a permuted view."""
+    model, backend = Model(), Backend()
+    permuted = torch.linspace(-1, 1, 8).reshape(4, 2).T
+    expected = model(permuted)
+    set_up(model, backend, "full")
+    for x in (X, permuted, permuted.contiguous()):
+        result = model(x=x) if by_name else model(x)
+        if x is not X:
+            torch.testing.assert_close(result, expected)
+    assert backend.graphs == 1
+    assert not permuted.is_contiguous()

@@ -10,8 +10,8 @@ left. OUT.json is written anew after every step, so that a run which is cut shor
 Beside the seconds of each request stands what can make one slow without compiling: seconds of Python's garbage
 collection, and calls of cudaMalloc.
 
-CHECKPOINT is written where it does not exist (5 transformer blocks of two streams and 20 of one, 3.9 B parameters; the
-VAE's defaults; a text encoder of 4 layers). `--tiny` serves a tiny checkpoint, for a dry run without an accelerator.
+CHECKPOINT is written where it does not exist, as `tools.benchmarks.gpu.checkpoints klein_3_9b` writes it. `--tiny`
+serves a tiny checkpoint, for a dry run without an accelerator.
 """
 
 from __future__ import annotations
@@ -40,46 +40,6 @@ SIZES = ((1024, 1024), (1344, 768), (768, 768))
 STEPS = 4
 # Plugins that a stock server would have, and what lets it run without an accelerator.
 STOCK_PLUGINS = "vllm_omni_register_models,diffusion_cpu"
-
-
-def write_checkpoint(out: Path) -> None:
-    """Write the checkpoint; on the accelerator, where random numbers are cheap."""
-    from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from tools.tiny_checkpoints import klein
-
-    def text_encoder() -> Any:
-        config = Qwen3Config(
-            vocab_size=320,
-            hidden_size=2560,
-            intermediate_size=9728,
-            num_hidden_layers=4,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-        )
-        config.text_encoder_out_layers = klein.ENCODER_LAYERS_READ
-        config.architectures = ["Qwen3ForCausalLM"]
-        return Qwen3ForCausalLM(config)
-
-    def transformer() -> Any:
-        return Flux2Transformer2DModel(
-            patch_size=1,
-            in_channels=128,
-            num_layers=5,
-            num_single_layers=20,
-            attention_head_dim=128,
-            num_attention_heads=24,
-            joint_attention_dim=3 * 2560,
-            guidance_embeds=False,
-        )
-
-    out.mkdir(parents=True)
-    torch.set_default_device("cuda")
-    klein.write(out, text_encoder=text_encoder, vae=AutoencoderKLFlux2, transformer=transformer)
 
 
 @dataclass(frozen=True)
@@ -263,15 +223,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20, help="requests of each arm and size after the first")
     parser.add_argument("--deadline", type=float, default=540, help="seconds after which what is missing is left out")
     parser.add_argument("--tiny", action="store_true", help="the checkpoint is a tiny one that exists")
-    parser.add_argument("--write-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.write_only:
-        write_checkpoint(options.checkpoint)
-        return
     started = time.monotonic()
     if not options.tiny and not options.checkpoint.exists():
         # In a process of its own, so that its memory and its imports are not measured.
-        subprocess.run([sys.executable, "-m", __spec__.name, *sys.argv[1:], "--write-only"], check=True)
+        writer = "tools.benchmarks.gpu.checkpoints"
+        subprocess.run([sys.executable, "-m", writer, "klein_3_9b", str(options.checkpoint)], check=True)
     sizes: Sequence[tuple[int, int]] = ((256, 256), (256, 320)) if options.tiny else SIZES
     if options.size:
         sizes = [(int(width), int(height)) for width, _, height in (size.partition("x") for size in options.size)]

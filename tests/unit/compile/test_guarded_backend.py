@@ -1,0 +1,35 @@
+"""What compiles the graphs of several ranks: what it must not take for a failure."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
+from vllm_omni_diffusion_compile.compile.ranks import GuardedBackend, graph_compiler
+
+
+def test_a_number_that_has_to_be_a_constant_is_no_failure() -> None:
+    """Torch raises out of the backend to have Dynamo trace again: operators of attention take a scale, for one."""
+    failures: list[Failure] = []
+    graphs: list[Any] = []
+    aot_eager = graph_compiler("aot_eager", None)
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled = aot_eager(graph, inputs)
+        graphs.append(graph)
+        return compiled
+
+    alone: Any = SimpleNamespace(sent=lambda: (0, 0), graphs_run=0)
+    guarded = GuardedBackend(backend, alone, Latch("transformer Block", failures.append))
+
+    def block(x: torch.Tensor, slope: float) -> torch.Tensor:
+        return torch.nn.functional.leaky_relu(x, slope)
+
+    compiled: Any = torch.compile(block, backend=guarded, dynamic=True)
+    x = torch.tensor([-2.0, 3.0])
+    torch.testing.assert_close(compiled(x, 0.5), torch.tensor([-1.0, 3.0]))
+    assert not failures
+    assert graphs, "nothing was compiled"
