@@ -268,10 +268,11 @@ def _attend_in_fp32(dit: torch.nn.Module) -> None:
         if isinstance(layer, Attention) and layer.sdpa_fallback is not None:
             # Sparse attention stays: which blocks are chosen is part of what is asked for.
             replace_dense = getattr(layer.attention, "attend_densely_with", None)
-            if replace_dense is None:
-                layer.attention = layer.sdpa_fallback
-            else:
+            if replace_dense is not None:
                 replace_dense(layer.sdpa_fallback)
+            # SDPA takes fp32, and that of a platform may run where the fallback, made for no platform, does not.
+            elif not isinstance(layer.attention, type(layer.sdpa_fallback)):
+                layer.attention = layer.sdpa_fallback
 
 
 def _attention_layers(pipeline: Any) -> list[Any]:
