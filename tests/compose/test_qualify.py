@@ -1,4 +1,4 @@
-"""`vllm-omni-compile qualify` from end to end: one combination, its oracle, and the row."""
+"""`vllm-omni-compile qualify` from end to end: a combination in a program and over HTTP, their oracle, and the rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from vllm_omni_diffusion_compile.evidence import file_digest, read_rows
 pytestmark = MARKS
 
 
-def test_a_combination_is_compared_with_its_oracle_and_what_ran_is_recorded(klein: Path, tmp_path: Path) -> None:
+def test_combinations_are_compared_with_their_oracle_and_what_ran_is_recorded(klein: Path, tmp_path: Path) -> None:
     request = {"prompt": "a cat", "seed": 1, "width": 64, "height": 64, "num_inference_steps": 2}
     settings = {"diffusion_compile_vae": False, "diffusion_compile_config": {"backend": "eager"}}
+    model = {"checkpoint": str(klein), "task": "text-to-image", "settings": settings, "request": request}
+    combinations = [{"id": "klein", "model": "klein"}, {"id": "klein-http", "model": "klein", "api": "http"}]
+    (tmp_path / "suite.yaml").write_text(json.dumps({"models": {"klein": model}, "combinations": combinations}))
     command = [
-        sys.executable, "-m", "vllm_omni_diffusion_compile", "qualify", "--model", str(klein), "--id", "klein",
-        "--settings", json.dumps(settings), "--request", json.dumps(request), "--out", str(tmp_path / "out"),
-        "--evidence", str(tmp_path / "rows.jsonl"),
+        sys.executable, "-m", "vllm_omni_diffusion_compile", "qualify", "--suite", str(tmp_path / "suite.yaml"),
+        "--jobs", "2", "--out", str(tmp_path / "out"), "--evidence", str(tmp_path / "rows.jsonl"),
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    (row,) = read_rows(tmp_path / "rows.jsonl")
+    row, served = read_rows(tmp_path / "rows.jsonl")
     assert row.state == "validated" and row.trace is not None and row.provenance is not None
 
     # Two streams and two single ones, twice, through the compiler; each calls attention once.
@@ -42,4 +44,10 @@ def test_a_combination_is_compared_with_its_oracle_and_what_ran_is_recorded(klei
     assert (row.key.shape, row.key.compile_scope, row.key.dynamic) == ("64x64", "regional", True)
     for name, sha256 in row.provenance.artefacts.items():
         assert file_digest(tmp_path / "out" / name) == sha256
+
+    # The server computes the same, to the bit, and sends it as it is.
+    assert served.state == "validated" and served.trace == row.trace
+    assert [figure.value for figure in served.figures] == [figure.value for figure in row.figures]
+    of_http = {"api_mode": "http", "output_transport": "PNG over HTTP"}
+    assert served.key == row.key.model_copy(update=of_http)
     assert str(tmp_path) not in (tmp_path / "rows.jsonl").read_text(), "a row names no folder of this machine"

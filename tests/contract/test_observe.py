@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from vllm_omni.diffusion.attention.backends.registry import DiffusionAttentionBackendEnum
+from vllm_omni.diffusion.data import AttentionConfig
 
+from vllm_omni_diffusion_compile.upstream.asked import not_as_asked
 from vllm_omni_diffusion_compile.upstream.observe import InFp32, Observed
 
 pytestmark = pytest.mark.contract
@@ -102,6 +106,66 @@ def test_nothing_changes_and_everything_is_seen(pipeline: Pipeline, tmp_path: Pa
     assert pipeline.transformer._compiled_call_impl is call, "what calling it does is not put back"
     assert "decode" not in vars(pipeline.vae)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_decode_that_is_compiled_is_told_from_a_denoiser_that_is(
+    pipeline: Pipeline, tmp_path: Path, compiled: bool
+) -> None:
+    part = pipeline.vae if compiled else pipeline.transformer
+    if compiled:
+        object.__setattr__(part, "decode", torch.compile(pipeline.vae.decode, backend="eager"))
+    else:
+        part.compile(backend="eager")
+    _, facts, _ = _watched(pipeline, tmp_path / "seen.npz")
+    assert (facts["compiled_calls"], facts["decode_compiled_calls"]) == ((0, 1) if compiled else (2, 0))
+    torch.compiler.reset()
+
+
+def _layer(backend: str, role: str = "self") -> Any:
+    chosen = DiffusionAttentionBackendEnum[backend].get_class()
+    made = chosen.get_impl_cls()
+    return SimpleNamespace(role=role, attn_backend=chosen, attention=object.__new__(made))
+
+
+SDPA, FLASH = {"aten::_scaled_dot_product_flash_attention": 2}, {"flash_attn::_flash_attn_forward": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "operators", "said"),
+    [
+        ({"default": "TORCH_SDPA"}, ["TORCH_SDPA"], SDPA, ()),
+        ({"default": "FLASH_ATTN"}, ["FLASH_ATTN"], FLASH, ()),
+        # Beside SDPA of the model's own.
+        ({"default": "FLASH_ATTN"}, ["FLASH_ATTN"], SDPA | FLASH, ()),
+        ({"default": "FLASH_ATTN", "per_role": {"cross": "TORCH_SDPA"}}, ["FLASH_ATTN", "cross"], SDPA | FLASH, ()),
+        ({}, ["TORCH_SDPA"], FLASH, ()),
+        (
+            {"default": "FLASH_ATTN"}, ["TORCH_SDPA", "TORCH_SDPA"], SDPA,
+            ("FLASH_ATTN was asked for, and 2 attention layer(s) of the role 'self' have SDPAImpl",
+             "FLASH_ATTN was asked for, and only aten::_scaled_dot_product_flash_attention ran"),
+        ),
+        # As vLLM-Omni does for fp32.
+        (
+            {"default": "FLASH_ATTN"}, ["FLASH_ATTN"], SDPA,
+            ("FLASH_ATTN was asked for, and only aten::_scaled_dot_product_flash_attention ran",),
+        ),
+        (
+            {"default": "TORCH_SDPA"}, ["TORCH_SDPA"], FLASH,
+            ("TORCH_SDPA was asked for, and no scaled_dot_product operator ran, but flash_attn::_flash_attn_forward",),
+        ),
+    ],
+)  # fmt: skip
+def test_attention_that_is_not_what_was_named_is_said(
+    config: dict[str, Any], layers: list[str], operators: dict[str, int], said: tuple[str, ...]
+) -> None:
+    loaded = [_layer("TORCH_SDPA", "cross") if name == "cross" else _layer(name) for name in layers]
+    assert tuple(not_as_asked(loaded, AttentionConfig(**config), operators)) == said
+
+
+def test_a_layer_with_a_kernel_of_the_models_own_is_no_contradiction() -> None:
+    own = SimpleNamespace(role="self", attn_backend=None, attention=nn.Identity())
+    assert not not_as_asked([own], AttentionConfig(default="FLASH_ATTN"), SDPA)
 
 
 def test_the_reference_in_fp32_is_nearer_to_the_truth(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -101,6 +101,32 @@ def test_what_was_not_is_refused_and_what_would_qualify_it_is_said(
     assert f"vllm-omni-compile qualify --model {checkpoint} --id NAME --settings" in str(error.value)
 
 
+FP8: dict[str, Any] = {"method": "fp8", "ignored_layers": ["proj_out"]}
+
+
+def test_quantization_is_the_same_with_the_same_options_only(checkpoint: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [_row(checkpoint, quantization_config=FP8)])
+    required = {"require_evidence": str(tmp_path)}
+    assert _start(_config(checkpoint, quantization_config=FP8, diffusion_compile_config=required))
+    for other in ({"ignored_layers": ["proj_in"]}, {"activation_scheme": "static"}):
+        with pytest.raises(
+            EvidenceError, match=r"differs in quantization \('fp8 \w{8}' here, 'fp8 \w{8}' in the row\)"
+        ):
+            _start(_config(checkpoint, quantization_config=FP8 | other, diffusion_compile_config=required))
+
+
+def test_what_loading_writes_into_the_quantization_does_not_make_it_another(checkpoint: Path) -> None:
+    config = _config(checkpoint, quantization_config=FP8)
+    before = known_at_start(config)
+
+    def load(self: Any) -> None:
+        self.od_config.quantization_config.use_deep_gemm = True
+        self.od_config.quantization_config.ignored_layers = ["renamed.proj_out"]
+
+    refuse_without_evidence(load)(SimpleNamespace(od_config=config))
+    assert known_at_start(config) == before
+
+
 def test_another_checkpoint_is_another_combination(checkpoint: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", [_row(checkpoint)])
     (checkpoint / "weights.safetensors").write_bytes(b"others")

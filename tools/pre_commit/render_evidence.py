@@ -36,7 +36,9 @@ gets. Each figure has its bound beside it:
 
 What ran is taken from a trace: torch's profiler is on while the denoiser and the decoder are called, and a row holds
 the operators that computed attention and the calls of compiled code. A combination that fell back, ran dense
-attention where it was asked for RainFusion, or whose denoiser called nothing that was compiled, is not validated.
+attention where it was asked for RainFusion, computed attention with another backend than the one that was named, or
+whose denoiser called nothing that was compiled, is not validated; nor is one that asked for a compiled VAE decode
+(`vae_policy: always`, `vae_scope: blocks`) and called none.
 
 ## Get the same again
 Each row has its settings, request, seed, versions and the revision of its checkpoint, and is run again by:
@@ -45,7 +47,15 @@ Each row has its settings, request, seed, versions and the revision of its check
 vllm-omni-compile qualify --row docs/evidence/cpu-tiny.jsonl#klein-regional-dynamic
 ```
 
-It prints which figures differ from the row's. Combinations of your own are declared in a YAML file for `--suite`:
+It prints which figures differ from the row's. The models of `cpu-tiny` have random weights, and a checkout of this
+package makes them: `python -m tools.tiny_checkpoints.klein`, `.minimax_h3` and `.wan`. All its rows are made by:
+
+```bash
+vllm-omni-compile qualify --suite tiny --jobs 2 --evidence docs/evidence/cpu-tiny.jsonl
+```
+
+`--jobs` is how many combinations run at once, each in a process of its own; figures do not depend on it. Combinations
+of your own are declared in a YAML file for `--suite`:
 
 ```yaml
 models:
@@ -56,11 +66,21 @@ models:
 combinations:
   - {id: klein-regional, model: klein}
   - {id: klein-full, model: klein, settings: {diffusion_compile_granularity: full}}
+  - {id: klein-http, model: klein, api: http}
 ```
 
 Settings are keyword arguments of `Omni`; `refused: TEXT` declares what is to be rejected with an error that says this,
-and `devices: 2` what needs two devices. Rows are written to `--evidence`; raw latents and pictures, whose hashes are in
-the rows, and the log of every process lie below `--out`.
+and `devices: 2` what needs two devices. Rows are written to `--evidence`, each as soon as it is done; raw latents and
+pictures, whose hashes are in the rows, and the log of every process lie below `--out`. An interrupt ends every process,
+and leaves the rows.
+
+With `api: http` the combination is started as a user starts it, `vllm serve` with the settings as flags, and asked over
+`/v1/images/generations`; the picture that came as PNG is compared with the oracle's, which is a program with `Omni` as
+for every row, so that whatever the server does otherwise shows. Components and latents are watched in the server's
+worker, through `--worker-extension-cls` and the route `/collective_rpc` of vLLM's development mode
+(`VLLM_SERVER_DEV_MODE=1`); apart from these two it is the server that a user has. Such a row says nothing of videos,
+whose encoding loses more than what is looked for, of the chat endpoint, or of several requests at once. Its key has
+`http` and `PNG over HTTP`.
 
 A server can demand evidence: with [`diffusion_compile_config.require_evidence`](options.md) it refuses to start what
 has no validated row on its hardware.
@@ -80,6 +100,7 @@ _USUAL = {
     "topology": "1 device",
     "compiler": "inductor",
     "bucket": None,
+    "output_transport": "in process",
 }
 _SHOWN_REASON = 300
 

@@ -6,8 +6,10 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -33,8 +35,30 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _LOG_LINE = re.compile(r"(?:INFO|WARNING|ERROR) \d\d-\d\d \S+ \[[^\]]+\] ([\[A-Za-z].*\S)")
 
 
+# vLLM's filter of plugins, and our entry point among them.
+_PLUGINS, _OURS = "VLLM_PLUGINS", "diffusion_compile"
+
+
 class OutOfTimeError(BenchError):
     """Something took longer than it was given. The message says what."""
+
+
+def find_vllm() -> str:
+    """Find `vllm`: that of the environment this runs in, else what the shell would find.
+
+    Raises:
+        BenchError: There is none, or it would not load this package.
+    """
+    plugins = os.environ.get(_PLUGINS)
+    if plugins is not None and _OURS not in plugins.split(","):
+        raise BenchError(
+            f"{_PLUGINS} is {plugins!r}, so no server would load this package; add {_OURS}, or leave the variable out"
+        )
+    beside = Path(sys.executable).with_name("vllm")
+    found = str(beside) if beside.is_file() else shutil.which("vllm")
+    if found is None:
+        raise BenchError("there is no program `vllm`; run this in the environment that has vLLM and vLLM-Omni")
+    return found
 
 
 class Server:
@@ -44,19 +68,21 @@ class Server:
         command: The program and its arguments; where it listens is added.
         log: File for everything that its processes print.
         working: Folder for what is private to this start and goes with it.
+        private_caches: Keep caches there as well, so that the start is a cold one but for what the command names.
 
     Attributes:
         command: All of it.
-        environment: What was set for it beside the bench's own environment.
+        environment: What is set for it beside the bench's own environment.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path, working: Path) -> None:
+    def __init__(self, command: Sequence[str], *, log: Path, working: Path, private_caches: bool = True) -> None:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.command = [*command, "--host", "127.0.0.1", "--port", str(port)]
         self.environment: dict[str, str] = {}
         self._log = log
         self._working = working
+        self._private_caches = private_caches
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._session: Session | None = None
@@ -113,9 +139,19 @@ class Server:
             OutOfTimeError: It took longer than it was given.
         """
         start = time.perf_counter()
+        self.answer(path, body, content_type, timeout_s)
+        return time.perf_counter() - start
+
+    def answer(self, path: str, body: bytes, content_type: str, timeout_s: float) -> bytes:
+        """Send a request and return the answer.
+
+        Raises:
+            BenchError: The answer is an error, or there is none.
+            OutOfTimeError: It took longer than it was given.
+        """
         try:
             with urllib.request.urlopen(self._request(path, body, content_type), timeout=timeout_s) as answer:
-                answer.read()
+                return bytes(answer.read())
         except urllib.error.HTTPError as error:
             raise BenchError(f"{path} answered {error.code}, expected 200: {_message(error.read())}") from None
         except TimeoutError:
@@ -126,7 +162,6 @@ class Server:
             raise BenchError(
                 f"{path} gave no answer: {getattr(error, 'reason', error) or type(error).__name__}"
             ) from None
-        return time.perf_counter() - start
 
     def metrics(self) -> str:
         """Return what /metrics says; nothing if the server has no metrics."""
@@ -174,11 +209,12 @@ class Server:
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(dir=self._working, prefix="", ignore_cleanup_errors=True)
         # torch keeps its precompiled C++ headers below the temporary folder, wherever its cache is.
-        for variable, name in {"VLLM_CACHE_ROOT": "vllm", "TMPDIR": "tmp"}.items():
+        for variable, name in {"VLLM_CACHE_ROOT": "vllm", "TMPDIR": "tmp"}.items() if self._private_caches else ():
             folder = Path(self._folder.name, name)
             folder.mkdir(mode=0o700)
             self.environment[variable] = str(folder)
-        inherited = {name: value for name, value in os.environ.items() if name not in _CACHE_VARIABLES}
+        left_out = _CACHE_VARIABLES if self._private_caches else ()
+        inherited = {name: value for name, value in os.environ.items() if name not in left_out}
         self._started = time.monotonic()
         with open(self._log, "wb", opener=_private) as log:
             self._process = subprocess.Popen(

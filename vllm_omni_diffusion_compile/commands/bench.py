@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,8 +29,6 @@ _PROMPT = "a lighthouse on a cliff, in the evening"
 _DETECT = "vllm_omni_diffusion_compile.upstream.output_type"
 _DETECT_S = 180.0
 _INTERRUPTED = 128
-# vLLM's filter of plugins, and our entry point among them.
-_PLUGINS, _OURS = "VLLM_PLUGINS", "diffusion_compile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +123,7 @@ def _measure(options: argparse.Namespace) -> Result:
     from vllm_omni_diffusion_compile.bench.arms import as_flags, check_arguments, given, read_arms
     from vllm_omni_diffusion_compile.bench.measure import Run
     from vllm_omni_diffusion_compile.bench.progress import Progress
+    from vllm_omni_diffusion_compile.bench.server import find_vllm
 
     _check_numbers(options)
     arms = read_arms(options.arm or DEFAULT)
@@ -134,7 +131,7 @@ def _measure(options: argparse.Namespace) -> Result:
     if options.offline:
         given(options.arguments)
     shapes = _shapes(options.shape or ["1024x1024"])
-    vllm = _vllm()
+    vllm = find_vllm()
     _check_writable(options)
     task, said_by = _task(options, shapes)
     arms = read_arms(options.arm or DEFAULT, task)
@@ -235,20 +232,6 @@ def _plan(options: argparse.Namespace, shapes: list[Shape], task: Literal["image
         budget_s=options.budget,
         ready_timeout_s=options.ready_timeout,
     )
-
-
-def _vllm() -> str:
-    """Find `vllm`: that of the environment this runs in, else what the shell would find."""
-    plugins = os.environ.get(_PLUGINS)
-    if plugins is not None and _OURS not in plugins.split(","):
-        raise BenchError(
-            f"{_PLUGINS} is {plugins!r}, so no server would load this package; add {_OURS}, or leave the variable out"
-        )
-    beside = Path(sys.executable).with_name("vllm")
-    found = str(beside) if beside.is_file() else shutil.which("vllm")
-    if found is None:
-        raise BenchError("there is no program `vllm`; run this in the environment that has vLLM and vLLM-Omni")
-    return found
 
 
 def _task(options: argparse.Namespace, shapes: Sequence[Shape]) -> tuple[Literal["image", "video"], str]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_omni_diffusion_compile.errors import EvidenceError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from vllm_omni_diffusion_compile.commands.qualify_run import Run
     from vllm_omni_diffusion_compile.evidence import Row
     from vllm_omni_diffusion_compile.evidence.suite import Declared, Suite
 
 HELP = "run combinations of model and settings against the eager model, and write a row of evidence for each"
 
 _SHOWN_REASON = 200
+_INTERRUPTED = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,23 +47,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = parser.add_argument_group("with --model")
     one.add_argument("--id", metavar="ID", default="combination", help="of its row (default: %(default)s)")
     one.add_argument("--task", metavar="TASK", default="text-to-image", help="of its key (default: %(default)s)")
+    one.add_argument(
+        "--api", choices=("offline", "http"), default="offline",
+        help="ask Omni in a program, or the server (default: %(default)s)",
+    )  # fmt: skip
     one.add_argument("--settings", metavar="JSON", default="{}", help="keyword arguments of Omni")
     one.add_argument("--request", metavar="JSON", default="{}", help="prompt, seed, width, height and so on")
     parser.add_argument(
         "--reuse-oracles", action="store_true",
-        help="take oracles that an earlier run with the same software left in --out",
+        help="take oracles that an earlier run left in --out, with the same software on such a machine",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, default=1,
+        help="combinations at once, each a process with a model of its own; on an accelerator they share the device "
+        "and its memory (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--timeout", metavar="S", type=float, help="seconds that one process may take")
     parser.add_argument("--json", action="store_true", help="print the rows instead of a table")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the combinations; the status is 1 if one failed."""
+    """Run the combinations; the status is 1 if one failed, and 128 and more for a signal."""
+    from vllm_omni_diffusion_compile.bench import interrupts
+    from vllm_omni_diffusion_compile.commands.qualify_process import Processes
     from vllm_omni_diffusion_compile.commands.qualify_run import Run, device_count
-    from vllm_omni_diffusion_compile.evidence import write_rows
 
     if options.row is not None and (options.only or options.evidence is not None):
         raise EvidenceError("--only and --evidence go with --suite; a row that is run again is not written")
+    if options.jobs < 1:
+        raise EvidenceError(f"--jobs is {options.jobs}, expected at least 1")
     combinations, timeout_s = _declared(options)
     evidence = options.evidence or options.out / "rows.jsonl"
 
@@ -67,17 +84,17 @@ def run(options: argparse.Namespace) -> int:
         file = evidence.name if evidence.is_absolute() else evidence.as_posix()
         return f"vllm-omni-compile qualify --row {options.row or f'{file}#{name}'}"
 
-    rows: list[Row] = []
-    with _progress(len(combinations)) as (said, done):
-        running = Run(
-            out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, said=said,
-            reuse_oracles=options.reuse_oracles,
-        )  # fmt: skip
-        for declared in combinations:
-            rows.append(running.row(declared))
-            if options.row is None:  # as each is done: what was measured outlives an interrupt
-                write_rows(evidence, rows[-1:])
-            done()
+    try:
+        with interrupts.raised(), _Progress(len(combinations)) as progress:
+            running = Run(
+                out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, processes=Processes(),
+                started=progress.started, ended=progress.ended, reuse_oracles=options.reuse_oracles,
+            )  # fmt: skip
+            write_to = evidence if options.row is None else None
+            rows = _rows(running, combinations, options.jobs, write_to, progress.advance)
+    except interrupts.Interrupted as interrupt:
+        print(f"stopped by {interrupt}; no process is left, and what was done is in {evidence}", file=sys.stderr)
+        return _INTERRUPTED + interrupt.number
     if options.json:
         print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
     else:
@@ -86,6 +103,33 @@ def run(options: argparse.Namespace) -> int:
         return _compare_with(options.row, rows[0])
     print(f"rows: {evidence}; raw artefacts and logs: {options.out}", file=sys.stderr)
     return int(any(row.state == "failed" for row in rows))
+
+
+def _rows(
+    running: Run, combinations: Sequence[Declared], jobs: int, evidence: Path | None, done: Callable[[], object]
+) -> list[Row]:
+    """Run combinations, several at once, and write each row as it is done; an interrupt ends every process."""
+    from vllm_omni_diffusion_compile.bench.interrupts import deferred
+    from vllm_omni_diffusion_compile.evidence import write_rows
+
+    rows: dict[int, Row] = {}
+    # Threads, also of one job: signals come to the main thread only, so that none hits where a process starts.
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        order = list(range(len(combinations)))
+        if jobs > 1:
+            order.sort(key=lambda number: -combinations[number].takes_s)
+        numbers = {pool.submit(running.row, combinations[number]): number for number in order}
+        for future in as_completed(numbers):
+            rows[numbers[future]] = future.result()
+            if evidence is not None:  # what was measured outlives an interrupt
+                write_rows(evidence, [rows[number] for number in sorted(rows)])
+            done()
+    finally:
+        with deferred():
+            running.processes.stop()
+            pool.shutdown(cancel_futures=True)
+    return [rows[number] for number in sorted(rows)]
 
 
 def _declared(options: argparse.Namespace) -> tuple[Sequence[Declared], float]:
@@ -119,25 +163,43 @@ def _one(options: argparse.Namespace) -> Suite:
         return Suite.model_validate(
             {
                 "models": {"model": model},
-                "combinations": [{"id": options.id, "model": "model"}],
+                "combinations": [{"id": options.id, "model": "model", "api": options.api}],
             }
         )
     except ValidationError as error:
         raise EvidenceError(explain(error)) from None
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    from tqdm import tqdm
+class _Progress:
+    """A bar, or lines where nobody looks; told by several threads."""
 
-    with tqdm(total=total, unit="combination", disable=None, file=sys.stderr) as bar:
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
 
-        def said(name: str) -> None:
-            bar.set_postfix_str(name)
-            if bar.disable:
-                print(f"running {name}", file=sys.stderr, flush=True)
+        self._bar = tqdm(total=total, unit="combination", disable=None, file=sys.stderr)
+        self._running: list[str] = []
+        self._lock = threading.Lock()
 
-        yield said, lambda: bar.update() and None
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def started(self, name: str) -> None:
+        with self._lock:
+            self._running.append(name)
+            self._bar.set_postfix_str(", ".join(self._running))
+            if self._bar.disable:
+                print(f"running {', '.join(self._running)}", file=sys.stderr, flush=True)
+
+    def ended(self, name: str) -> None:
+        with self._lock:
+            self._running.remove(name)
+            self._bar.set_postfix_str(", ".join(self._running))
+
+    def advance(self) -> None:
+        self._bar.update()
 
 
 def _print(rows: Sequence[Row]) -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 ARM, RESULT = "arm.json", "result.json"
+# Of `arm.json`: hardware and environment of whoever asks, which a result may depend on.
+MACHINE = "machine"
+# How it is asked: a program with `Omni`, or the server.
+API = "api"
 
 
 def main(folder: Path) -> None:
@@ -21,10 +25,14 @@ def main(folder: Path) -> None:
 
     register()
     from vllm_omni_diffusion_compile.upstream.arm import Arm, run_arm
+    from vllm_omni_diffusion_compile.upstream.served import run_served
 
     result: dict[str, Any]
     try:
-        result = run_arm(Arm(**json.loads((folder / ARM).read_text(encoding="utf-8"))), folder)
+        described = json.loads((folder / ARM).read_text(encoding="utf-8"))
+        described.pop(MACHINE, None)
+        run = run_served if described.pop(API) == "http" else run_arm
+        result = run(Arm(**described), folder)
     except Exception as error:  # noqa: BLE001 - reported as the result
         traceback.print_exc()
         result = {"error": {"type": type(error).__name__, "message": str(error)}}

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_diffusion_compile.commands.qualify_arm import ARM, RESULT
+from vllm_omni_diffusion_compile.commands.qualify_arm import API, ARM, MACHINE, RESULT
+from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence import (
     Row,
@@ -28,23 +25,25 @@ from vllm_omni_diffusion_compile.evidence import (
     revision,
     versions,
 )
+from vllm_omni_diffusion_compile.evidence.row import COMPILED_DECODE
 from vllm_omni_diffusion_compile.evidence.suite import Declared
 
 _ARRAYS = ("seen.npz", "artefact.npz")
-_LOG = "log.txt"
 _BUCKETS = "pad_seq_buckets"
 
 
 @dataclass
 class Run:
-    """Combinations that are run one after the other on this machine.
+    """Combinations that are run on this machine, by one thread or by several.
 
     Args:
         out: Folder of the raw artefacts.
         timeout_s: What one arm may take.
         devices: How many there are.
         command: From a row's id to what runs the row again.
-        said: Told what is being run.
+        processes: What runs the arms.
+        started: Told the name of an arm whose process starts.
+        ended: Told the same when that has ended.
         reuse_oracles: Whether to take an oracle that an earlier run left in `out`.
     """
 
@@ -52,9 +51,12 @@ class Run:
     timeout_s: float
     devices: int
     command: Callable[[str], str]
-    said: Callable[[str], None]
+    processes: Processes
+    started: Callable[[str], None]
+    ended: Callable[[str], None]
     reuse_oracles: bool = False
-    _arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _arms: dict[str, Future[dict[str, Any]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def row(self, declared: Declared) -> Row:
         """Run a combination; whatever becomes of it is said in its row."""
@@ -117,17 +119,34 @@ class Run:
     def _arm(
         self, name: str, checkpoint: str, settings: Mapping[str, Any], declared: Declared, *, in_fp32: bool = False
     ) -> dict[str, Any]:
-        if name not in self._arms:
-            self.said(name)
-            folder = self.out / name
-            folder.mkdir(parents=True, exist_ok=True)
-            arm = {"checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32}
-            known = _left(folder, arm, _revision(checkpoint)) if self.reuse_oracles and name != declared.id else None
-            if known is None:
-                (folder / ARM).write_text(json.dumps(arm, indent=1), encoding="utf-8")
-                known = _run(folder, self.timeout_s)
-            self._arms[name] = known | {"folder": folder}
-        return self._arms[name]
+        with self._lock:
+            known = self._arms.get(name)
+            arm = self._arms.setdefault(name, Future())
+        if known is None:  # nobody has begun it: it is ours, and whoever else needs it waits
+            described = {
+                "checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32,
+                API: declared.api if name == declared.id else "offline",
+                MACHINE: {"hardware": hardware(), "environment": environment()},
+            }  # fmt: skip
+            try:
+                arm.set_result(self._ran(name, described, reuse=self.reuse_oracles and name != declared.id))
+            except BaseException as error:
+                arm.set_exception(error)
+                raise
+        return arm.result()
+
+    def _ran(self, name: str, arm: Mapping[str, Any], *, reuse: bool) -> dict[str, Any]:
+        folder = self.out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        known = _left(folder, arm, _revision(arm["checkpoint"])) if reuse else None
+        if known is None:
+            (folder / ARM).write_text(json.dumps(arm, indent=1), encoding="utf-8")
+            self.started(name)
+            try:
+                known = self.processes.run(folder, self.timeout_s)
+            finally:
+                self.ended(name)
+        return known | {"folder": folder}
 
     def _row(  # noqa: PLR0913 - the parts of a row
         self,
@@ -173,7 +192,7 @@ def device_count() -> int:
 
 
 def _left(folder: Path, arm: Mapping[str, Any], checkpoint_revision: str) -> dict[str, Any] | None:
-    """Return what an earlier run left of an arm, if it was the same one with the same software and checkpoint."""
+    """Return what an earlier run left of an arm, if it was the same one on such a machine, with the same software."""
     try:
         before = json.loads((folder / ARM).read_text(encoding="utf-8"))
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -181,59 +200,6 @@ def _left(folder: Path, arm: Mapping[str, Any], checkpoint_revision: str) -> dic
         return None
     same = "error" not in result and result["versions"] == versions() and result["revision"] == checkpoint_revision
     return result if same and before == json.loads(json.dumps(arm)) else None
-
-
-def _run(folder: Path, timeout_s: float) -> dict[str, Any]:
-    """Run the process of an arm; when it hangs or dies, that is the result."""
-    (folder / RESULT).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "vllm_omni_diffusion_compile.commands.qualify_arm", str(folder)]
-    with (folder / _LOG).open("wb") as log, _told_to_stop():
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return _error("TimeoutError", f"no answer within {timeout_s:g} s; see {_LOG}")
-        finally:
-            _end(process)
-    try:
-        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return _error("ProcessError", f"the process ended with status {status} and no result; see {_LOG}")
-    return result
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end this process as an interrupt does: what it started is in a session of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _error(kind: str, message: str) -> dict[str, Any]:
-    return {"error": {"type": kind, "message": message}}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and the workers that it has started: they are one session."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.05)
 
 
 def _arrays(arm: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,10 +225,12 @@ def _what_did_not_run(subject: Mapping[str, Any]) -> list[str]:
         missed.append(f"{trace['fallbacks']} fallback(s): what they answered was eager")
     if key["compile_scope"] != "eager" and not trace["compiled_calls"]:
         missed.append("no compiled code was called")
+    if key["vae_policy"] in COMPILED_DECODE and not trace["decode_compiled_calls"]:
+        missed.append(f"vae_policy is {key['vae_policy']!r}, and no compiled decode was called")
     sparse = any("RAINFUSION" in operator for operator in trace["operators"])
     if "RAINFUSION_ATTN" in key["attention_backend"] and not sparse:
         missed.append("no sparse attention ran")
-    return missed
+    return [*missed, *subject["not_as_asked"]]
 
 
 def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,12 +246,12 @@ def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **known,
         "task": declared.task,
-        "api_mode": "offline",
+        "api_mode": declared.api,
         "shape": size if frames == 1 else f"{size}, {frames} frames",
         "schedule": f"{scheduler}, {request.get('num_inference_steps', 'default')} steps",
         "packed_layout": "none" if packed is None else f"{packed} rows",
         "output_representation": known.get("output_representation", "not known"),
-        "output_transport": "in process",
+        "output_transport": "PNG over HTTP" if declared.api == "http" else "in process",
         "bucket": packed if bucketed else None,
     }
 

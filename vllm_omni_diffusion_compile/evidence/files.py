@@ -50,15 +50,19 @@ def row_named(reference: str) -> Row:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows to a file: those that are there with the same id are replaced, others stay.
+    """Write rows to a file: those that are there with the same id are replaced, others stay where they are.
+
+    The rows stand in the file in the order in which they are given here.
 
     Raises:
         EvidenceError: What is there is no file of rows.
     """
-    known = {row.id: row for row in (read_rows(path) if path.exists() else ())}
-    known.update((row.id, row) for row in rows)
+    given = {row.id: row for row in rows}
+    in_order = iter(given.values())
+    known = [next(in_order) if row.id in given else row for row in (read_rows(path) if path.exists() else ())]
+    known += in_order
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row.model_dump(mode="json"), sort_keys=False) for row in known.values()]
+    lines = [json.dumps(row.model_dump(mode="json"), sort_keys=False) for row in known]
     # A reader sees all rows or the earlier ones.
     part = path.with_suffix(".part")
     part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

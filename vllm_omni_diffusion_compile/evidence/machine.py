@@ -13,10 +13,15 @@ from vllm_omni_diffusion_compile import __version__
 
 # Variables that change what is computed, or with what.
 _VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
     "DIFFUSION_ATTENTION_BACKEND",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
     "OMP_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCHINDUCTOR_FREEZING",
     "VLLM_PLUGINS",
 )

@@ -15,6 +15,9 @@ from vllm_omni_diffusion_compile.errors import EvidenceError
 State = Literal["validated", "failed", "rejected", "not tested"]
 Seen = Literal["component", "latents", "artefact"]
 
+# Policies that leave nothing to a measurement: decode has to be compiled.
+COMPILED_DECODE = ("always", "blocks")
+
 _Text = Annotated[str, Field(min_length=1)]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0)]
@@ -41,7 +44,7 @@ class Key(_Strict):
     attention_backend: _Text = Field(description="Name, and what decides its result: `RAINFUSION_ATTN, sparsity 0.5`.")
     packed_layout: _Text = Field(description="How rows of a packed sequence lie, or `none`.")
     cache_policy: _Text = Field(description="The cache of earlier steps: `cache_dit`, `tea_cache`, or `none`.")
-    quantization: _Text = Field(description="Method, or `none`.")
+    quantization: _Text = Field(description="Method and a hash of its options: `fp8 1c2d3e4f`; or `none`.")
     offload: _Text = Field(description="`cpu`, `layerwise`, or `none`.")
     topology: _Text = Field(description="`1 device`; `2 devices: ulysses 2`.")
     hardware: _Text = Field(description="As `evidence.hardware()` names it.")
@@ -93,6 +96,7 @@ class Trace(_Strict):
         attention: Attention layers of the loaded model, by the class of what computes them.
         operators: Calls of operators and kernels that computed attention, as torch's profiler recorded them.
         compiled_calls: Calls of compiled code in the denoiser that the profiler recorded.
+        decode_compiled_calls: The same in VAE decode; null in rows for which nobody looked.
         compiled_graphs: Graphs that were compiled until then.
         fallbacks: Calls that were answered eagerly because compiling or compiled code failed.
     """
@@ -100,6 +104,7 @@ class Trace(_Strict):
     attention: dict[str, _Count]
     operators: dict[str, _Count]
     compiled_calls: _Count
+    decode_compiled_calls: _Count | None = None
     compiled_graphs: _Count
     fallbacks: _Count
 
@@ -205,6 +210,8 @@ class Row(_Strict):
                 lacks.append("the operators that computed attention")
             if self.key.compile_scope != "eager" and not self.trace.compiled_calls:
                 lacks.append("calls of compiled code, for eager was compared with itself")
+            if self.key.vae_policy in COMPILED_DECODE and self.trace.decode_compiled_calls == 0:
+                lacks.append(f"calls of a compiled decode, since vae_policy is {self.key.vae_policy!r}")
             if self.trace.fallbacks:
                 lacks.append("no fallbacks, for what they answered was eager")
         if self.provenance is None:

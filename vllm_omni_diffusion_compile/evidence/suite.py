@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -22,6 +22,9 @@ _HOW = frozenset(
     "distributed_executor_backend step_execution max_num_seqs".split()
 )
 _EXECUTOR = "rainfusion_executor"
+_OVER_HTTP = "text-to-image"
+
+Api = Literal["offline", "http"]
 
 
 class _Strict(BaseModel):
@@ -56,6 +59,8 @@ class Combination(_Strict):
         request: Over that of the model, key by key.
         devices: How many it needs; where there are fewer, it is not tested.
         refused: What the error says where it is refused by design; empty where it is not.
+        api: How it is asked: by a program with `Omni`, or over HTTP of a server. The oracle is a program in both.
+        takes_s: About how long it takes: of several that run at once, those that take longest begin.
     """
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
@@ -64,6 +69,8 @@ class Combination(_Strict):
     request: dict[str, JsonValue] = Field(default_factory=dict)
     devices: int = Field(default=1, ge=1)
     refused: str = ""
+    api: Api = "offline"
+    takes_s: float = Field(default=0.0, ge=0)
 
 
 class Suite(_Strict):
@@ -85,6 +92,12 @@ class Suite(_Strict):
             if combination.model not in self.models:
                 known = ", ".join(self.models)
                 raise ValueError(f"{combination.id}: model is {combination.model!r}, expected one of: {known}")
+            task = self.models[combination.model].task
+            if combination.api == "http" and task != _OVER_HTTP:
+                raise ValueError(
+                    f"{combination.id}: api is 'http' and task is {task!r}, expected {_OVER_HTTP!r}: pictures come as "
+                    "PNG, and what encodes a video loses more than what is looked for"
+                )
             seed = self.declared(combination).request.get("seed")
             if not isinstance(seed, int) or isinstance(seed, bool):
                 raise ValueError(  # noqa: TRY004 - what pydantic makes an error of the suite
@@ -108,6 +121,8 @@ class Suite(_Strict):
             request=_merged(model.request, combination.request),
             devices=combination.devices,
             refused=combination.refused,
+            api=combination.api,
+            takes_s=combination.takes_s,
         )
 
 
@@ -122,6 +137,8 @@ class Declared(_Strict):
     request: dict[str, JsonValue]
     devices: int = 1
     refused: str = ""
+    api: Api = "offline"
+    takes_s: float = 0.0
 
     @property
     def oracle(self) -> dict[str, JsonValue]:
@@ -151,6 +168,7 @@ def again(row: Row) -> Declared:
         settings=row.provenance.settings,
         request=row.provenance.request,
         refused=row.reason or "" if row.state == "rejected" else "",
+        api="http" if row.key.api_mode == "http" else "offline",
     )
 
 

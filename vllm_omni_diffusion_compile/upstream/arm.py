@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from vllm_omni_diffusion_compile.upstream.combination import checkpoint_folder
 from vllm_omni_diffusion_compile.upstream.observe import EXTENSION
 
-_RPC_TIMEOUT_S = 600.0
+RPC_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,9 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
         folder: Where `seen.npz` and `artefact.npz` are written.
 
     Returns:
-        `key`: fields of a row's key; `trace`: those of its trace; `packed`; `revision` of the checkpoint;
-        `environment`; `versions`; `ready_s` and `request_s`.
+        As `result` makes it.
     """
     from vllm_omni.entrypoints.omni import Omni
-
-    from vllm_omni_diffusion_compile.evidence import environment, revision, versions
 
     started = time.perf_counter()
     omni = Omni(model=arm.checkpoint, worker_extension_cls=EXTENSION, **arm.settings)
@@ -61,18 +57,40 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
         facts = _ask(omni, "diffusion_compile_observed", str(folder / "seen.npz"))
     finally:
         omni.close()
+    key["output_representation"] = write_artefact(_artefacts(outputs), folder / "artefact.npz")
+    return result(arm, key, facts, ready_s=ready - started, request_s=answered - asked)
+
+
+def result(
+    arm: Arm, key: dict[str, Any], facts: Mapping[str, Any], *, ready_s: float, request_s: float
+) -> dict[str, Any]:
+    """Put together what is known of an arm that has run.
+
+    Args:
+        arm: What ran.
+        key: Fields of a row's key.
+        facts: What `Observer` says in the end.
+        ready_s: What the start took.
+        request_s: What the watched request took.
+
+    Returns:
+        `key`; `trace`: fields of a row's trace; `packed` and `not_as_asked`, as `Observer` says them; `revision` of the
+        checkpoint; `environment`; `versions`; `ready_s` and `request_s`.
+    """
+    from vllm_omni_diffusion_compile.evidence import environment, revision, versions
+
     # After the start, which may have fetched them.
     files = checkpoint_folder(arm.checkpoint, arm.settings.get("revision"))
-    key["output_representation"] = _write_artefact(outputs, folder / "artefact.npz")
+    beside = ("packed", "not_as_asked")
     return {
         "key": key,
-        "packed": facts.pop("packed"),
-        "trace": facts,
+        "trace": {name: value for name, value in facts.items() if name not in beside},
+        **{name: facts[name] for name in beside},
         "revision": "unknown" if files is None else revision(files),
         "environment": environment(),
         "versions": versions(),
-        "ready_s": ready - started,
-        "request_s": answered - asked,
+        "ready_s": ready_s,
+        "request_s": request_s,
     }
 
 
@@ -89,8 +107,11 @@ def _sampling(request: Mapping[str, Any]) -> Any:
 
 
 def _ask(omni: Any, method: str, *args: Any) -> dict[str, Any]:
-    """Ask the workers of all stages; the answer is that of the first one that has the method."""
-    answers = omni.engine.collective_rpc(method=method, args=args, timeout=_RPC_TIMEOUT_S)
+    return first_answer(omni.engine.collective_rpc(method=method, args=args, timeout=RPC_TIMEOUT_S), method)
+
+
+def first_answer(answers: Any, method: str) -> dict[str, Any]:
+    """Return the answer of the first worker, of whichever stage, that has a method."""
     for answer in _flat(answers):
         if isinstance(answer, dict) and not answer.get("todo"):
             return answer
@@ -105,20 +126,23 @@ def _flat(answers: Any) -> Iterator[Any]:
         yield answers
 
 
-def _write_artefact(outputs: Any, file: Path) -> str:
+def write_artefact(found: Iterable[Any], file: Path) -> str:
     """Write what the user got, as arrays, and say what it is."""
     import numpy as np
 
-    arrays: dict[str, Any] = {}
-    for output in outputs:
-        if output.error:
-            raise RuntimeError(output.error)
-        found = itertools.chain(_arrays(output.images), _arrays(output.multimodal_output))
-        arrays |= {f"artefact {len(arrays) + n}": array for n, array in enumerate(found, 1)}
+    arrays: dict[str, Any] = {f"artefact {number}": array for number, array in enumerate(found, 1)}
     if not arrays:
         raise RuntimeError("the request was answered, and neither picture, video nor sound came back")
     np.savez(file, **arrays)
     return ", ".join(dict.fromkeys(f"{array.ndim}-dimensional {array.dtype}" for array in arrays.values()))
+
+
+def _artefacts(outputs: Any) -> Iterator[Any]:
+    for output in outputs:
+        if output.error:
+            raise RuntimeError(output.error)
+        yield from _arrays(output.images)
+        yield from _arrays(output.multimodal_output)
 
 
 def _arrays(found: Any) -> Iterator[Any]:

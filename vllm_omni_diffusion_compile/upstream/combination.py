@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vllm_omni_diffusion_compile.evidence import hardware
 from vllm_omni_diffusion_compile.settings import VAE, DiffusionCompileSettings
 
 _NONE = "none"
+# Where a configuration keeps what its quantization was before anything was loaded.
+_QUANTIZATION = "_diffusion_compile_quantization"
+# Objects within objects: configurations of a quantization have one or two levels, and might refer to themselves.
+_DEEPEST = 4
 # Any head size: which backend it is does not depend on it where one is named, and is the platform's choice elsewhere.
 _UNKNOWN_HEAD_SIZE = -1
 _DEGREES = {
@@ -93,8 +101,38 @@ def _quantization(od_config: Any) -> str:
     found = getattr(od_config, "quantization_config", None)
     if found is None:
         return _NONE
-    name = found.get_name() if callable(getattr(found, "get_name", None)) else type(found).__name__
-    return str(name)
+    return str(getattr(od_config, _QUANTIZATION, None) or _described(found))
+
+
+def remember_quantization(od_config: Any) -> None:
+    """Describe quantization as it was configured: loading weights writes into it which kernels were chosen."""
+    found = getattr(od_config, "quantization_config", None)
+    if found is not None and not hasattr(od_config, _QUANTIZATION):
+        setattr(od_config, _QUANTIZATION, _described(found))
+
+
+def _described(quantization: Any) -> str:
+    """Name the method, and what decides its result: bits, layers that are left out, and so on."""
+    name = quantization.get_name() if callable(getattr(quantization, "get_name", None)) else type(quantization).__name__
+    return f"{name} {_short(_plain(quantization))}"
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Plain values for what an object was made of, the same in every process."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, depth) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, depth) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if isinstance(value, type) or callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, (torch.dtype, enum.Enum, re.Pattern)):
+        return str(value)
+    inside = getattr(value, "__dict__", {}) if depth < _DEEPEST else {}
+    return {"": type(value).__qualname__} | {name: _plain(item, depth + 1) for name, item in inside.items()}
 
 
 def _offload(od_config: Any) -> str:

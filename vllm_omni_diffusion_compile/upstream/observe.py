@@ -20,12 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_omni_diffusion_compile.compile.components import resolve
 from vllm_omni_diffusion_compile.compile.events import LOG, compiled_graphs, summarize
+from vllm_omni_diffusion_compile.upstream.asked import not_as_asked
 from vllm_omni_diffusion_compile.upstream.combination import known_at_start
 
 EXTENSION = f"{__name__}.Observer"
 
 # Operators and kernels that compute attention, as the profiler names them.
-_ATTENTION = re.compile(r"attention|attn|flash|fmha|rainfusion", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn|flash|fmha|vllm_fa\d|rainfusion", re.IGNORECASE)
 # What torch records around each call of a compiled graph.
 _COMPILED = "Torch-Compiled Region"
 # Where a pipeline declares nothing.
@@ -83,7 +84,8 @@ class Observer:
             The fields of a row's key that are known without a request, and `scheduler`.
         """
         runner = self.model_runner  # type: ignore[attr-defined]
-        observed = Observed(runner.pipeline, in_fp32=in_fp32)
+        attention = getattr(runner.od_config, "diffusion_attention_config", None)
+        observed = Observed(runner.pipeline, in_fp32=in_fp32, attention=attention)
         setattr(self, _OBSERVED, observed)
         scheduler = getattr(runner.pipeline, "scheduler", None)
         facts = known_at_start(runner.od_config)
@@ -93,7 +95,8 @@ class Observer:
         """Stop watching, and write what was seen to an npz file.
 
         Returns:
-            Fields of a row's trace, and `packed`: rows of the sequence, where the model packs one.
+            Fields of a row's trace; `packed`: rows of the sequence, where the model packs one; `not_as_asked`: where
+            another attention backend computed than the one that was named.
         """
         observed: Observed = self.__dict__.pop(_OBSERVED)
         return observed.finish(Path(file) if _first_rank() else None)
@@ -109,15 +112,18 @@ class Observed:
     Args:
         pipeline: Whose components; they are as before once `finish` was called.
         in_fp32: See `Observer`.
+        attention: `diffusion_attention_config` as vLLM-Omni has read it.
     """
 
-    def __init__(self, pipeline: Any, *, in_fp32: bool = False) -> None:
+    def __init__(self, pipeline: Any, *, in_fp32: bool = False, attention: Any = None) -> None:
         self._pipeline = pipeline
+        self._attention = attention
         self._arrays: dict[str, torch.Tensor] = {}
         self._inputs: dict[str, list[torch.Tensor]] = {}
         self._operators: Counter[str] = Counter()
-        # Of the denoiser; that decode is compiled says nothing of it.
+        # Of the denoiser, and of decode: that one is compiled says nothing of the other.
         self._compiled: Counter[str] = Counter()
+        self._decode_compiled: Counter[str] = Counter()
         self._packed: int | None = None
         self._inside = False
         self._in_fp32 = in_fp32
@@ -147,12 +153,14 @@ class Observed:
             np.savez(file, **arrays)
         events = summarize(LOG.since()[0])
         return {
-            "attention": dict(_attention_layers(self._pipeline)),
+            "attention": dict(Counter(type(layer.attention).__name__ for layer in _attention_layers(self._pipeline))),
             "operators": dict(self._operators),
             "compiled_calls": self._compiled.total(),
+            "decode_compiled_calls": self._decode_compiled.total(),
             "compiled_graphs": compiled_graphs(),
             "fallbacks": sum(events.fallbacks.values()) + sum(events.limits.values()),
             "packed": self._packed,
+            "not_as_asked": not_as_asked(_attention_layers(self._pipeline), self._attention, self._operators),
         }
 
     def _watch_calls(self, path: str, module: torch.nn.Module, watch: Callable[..., Any]) -> None:
@@ -198,7 +206,7 @@ class Observed:
         self._inside = True
         try:
             self._keep(f"latents/decoded by {path}", _floats((args, kwargs)))
-            with self._traced(Counter(), Counter()):
+            with self._traced(Counter(), self._decode_compiled):
                 output = self._run(decode, args, kwargs)
         finally:
             self._inside = False
@@ -260,17 +268,18 @@ def _attend_in_fp32(dit: torch.nn.Module) -> None:
         if isinstance(layer, Attention) and layer.sdpa_fallback is not None:
             # Sparse attention stays: which blocks are chosen is part of what is asked for.
             replace_dense = getattr(layer.attention, "attend_densely_with", None)
-            if replace_dense is None:
-                layer.attention = layer.sdpa_fallback
-            else:
+            if replace_dense is not None:
                 replace_dense(layer.sdpa_fallback)
+            # SDPA takes fp32, and that of a platform may run where the fallback, made for no platform, does not.
+            elif not isinstance(layer.attention, type(layer.sdpa_fallback)):
+                layer.attention = layer.sdpa_fallback
 
 
-def _attention_layers(pipeline: Any) -> Counter[str]:
+def _attention_layers(pipeline: Any) -> list[Any]:
     from vllm_omni.diffusion.attention.layer import Attention
 
     modules = (module for _, dit in _named(pipeline, "_dit_modules", _DITS) for module in dit.modules())
-    return Counter(type(module.attention).__name__ for module in modules if isinstance(module, Attention))
+    return [module for module in modules if isinstance(module, Attention)]
 
 
 def _sequences(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.settings import CONFIG, NAMES, DiffusionCompileSettings
-from vllm_omni_diffusion_compile.upstream.combination import checkpoint_folder, known_at_start
+from vllm_omni_diffusion_compile.upstream.combination import checkpoint_folder, known_at_start, remember_quantization
 from vllm_omni_diffusion_compile.upstream.log import host_logger
 
 logger = host_logger(__name__)
@@ -38,6 +38,7 @@ def refuse_without_evidence(load_model: Callable[..., None]) -> Callable[..., No
         config = DiffusionCompileSettings.of(self.od_config).diffusion_compile_config
         if config.require_evidence is not None:
             _look(self.od_config, config)
+        remember_quantization(self.od_config)
         load_model(self, *args, **kwargs)
 
     return with_evidence

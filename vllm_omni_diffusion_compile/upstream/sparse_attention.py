@@ -298,8 +298,12 @@ class RainFusionImpl(AttentionImpl):  # type: ignore[misc]
         self._sparse = _named.setdefault(self._name, sparse)
 
     def attend_densely_with(self, dense: AttentionImpl) -> None:
-        """Take another implementation for whatever is dense from now on; one that takes masks."""
-        if self._theirs is None:
+        """Take another implementation for whatever is dense from now on, unless it is one of that kind already.
+
+        Args:
+            dense: One that takes masks.
+        """
+        if self._theirs is None and not isinstance(self._dense_impl, type(dense)):
             self._dense_impl, self._needs_mask = dense, True
             self._name += f" {type(dense).__name__}"
             self._sparse = _named.setdefault(self._name, replace(self._sparse, dense=dense))

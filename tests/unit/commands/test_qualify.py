@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.unit.evidence.rows import KEY, TRACE, validated
 from vllm_omni_diffusion_compile.commands import qualify_run
 from vllm_omni_diffusion_compile.commands.main import main
-from vllm_omni_diffusion_compile.commands.qualify_run import _run
-from vllm_omni_diffusion_compile.evidence import Row, read_rows, write_rows
+from vllm_omni_diffusion_compile.commands.qualify_process import Processes
+from vllm_omni_diffusion_compile.evidence import Row, read_rows, revision, versions, write_rows
+from vllm_omni_diffusion_compile.evidence.suite import again
 
 NAMES = ("component/transformer", "latents/transformer.x of call 1", "artefact 1")
 # What a worker knows of a key.
@@ -29,28 +31,37 @@ ARRAY = np.linspace(-1, 1, 64, dtype=np.float32)
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
+def answered(folder: Path, change: Change | None = None) -> dict[str, Any]:
+    """Write what an arm writes, changed by a function of its result and its arrays."""
+    arm = json.loads((folder / "arm.json").read_text())
+    eager = arm["settings"].get("enforce_eager", False)
+    key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
+    key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
+    trace = TRACE | ({"compiled_calls": 0} if eager else {})
+    result: dict[str, Any] = {
+        "key": key, "trace": dict(trace), "packed": None, "not_as_asked": [], "environment": {"a": "b"},
+        "revision": revision(Path(arm["checkpoint"])) if Path(arm["checkpoint"]).is_dir() else "a hash",
+        "versions": versions(),
+    }  # fmt: skip
+    noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
+    arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
+    if change is not None:
+        change(result, arrays)
+    artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
+    np.savez(folder / "seen.npz", **arrays)
+    np.savez(folder / "artefact.npz", **artefact)
+    return result
+
+
 @pytest.fixture
 def qualify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Row]:
     """Qualify one combination, whose subject is changed by a function of its result and its arrays."""
 
     def qualified(change: Change | None = None, *, settings: Any = None, devices: int = 1, **declared: Any) -> Row:
-        def run(folder: Path, _: float) -> dict[str, Any]:
-            arm = json.loads((folder / "arm.json").read_text())
-            eager = arm["settings"].get("enforce_eager", False)
-            key = KNOWN | {"dtype": arm["settings"].get("dtype", "bfloat16"), "scheduler": "Scheduler"}
-            key |= {"compile_scope": "eager", "dynamic": None} if eager else {}
-            trace = TRACE | ({"compiled_calls": 0} if eager else {})
-            result = {"key": key, "trace": dict(trace), "packed": None, "revision": "a hash", "environment": {"a": "b"}}
-            noise = 0 if arm["in_fp32"] or arm["settings"].get("dtype") == "float32" else 1e-3 * np.sin(7 * ARRAY)
-            arrays: dict[str, Any] = dict.fromkeys(NAMES, ARRAY + noise)
-            if change is not None and folder.name == "combination":
-                change(result, arrays)
-            artefact: dict[str, Any] = {NAMES[2]: arrays.pop(NAMES[2])}
-            np.savez(folder / "seen.npz", **arrays)
-            np.savez(folder / "artefact.npz", **artefact)
-            return result
+        def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+            return answered(folder, change if folder.name == "combination" else None)
 
-        monkeypatch.setattr(qualify_run, "_run", run)
+        monkeypatch.setattr(Processes, "run", run)
         monkeypatch.setattr(qualify_run, "device_count", lambda: 1)
         suite = {
             "models": {
@@ -88,6 +99,19 @@ def _ran_sparse(result: dict[str, Any], arrays: dict[str, Any]) -> None:
     result["trace"]["operators"] = {"RAINFUSION_ATTN flex": 4}
 
 
+def _never_decoded_compiled(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["key"]["vae_policy"] = "always"
+
+
+def _decoded_compiled(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["key"]["vae_policy"] = "always"
+    result["trace"]["decode_compiled_calls"] = 1
+
+
+def _other_attention(result: dict[str, Any], arrays: dict[str, Any]) -> None:
+    result["not_as_asked"] = ["FLASH_ATTN was asked for, and only SDPA ran"]
+
+
 def _did_less(result: dict[str, Any], arrays: dict[str, Any]) -> None:
     del arrays[NAMES[1]]
 
@@ -107,6 +131,14 @@ def test_what_agrees_is_validated(qualify: Callable[..., Row]) -> None:
     assert row.key.schedule == "Scheduler, default steps"
 
 
+def test_a_row_over_http_has_an_oracle_that_is_a_program(qualify: Callable[..., Row], tmp_path: Path) -> None:
+    row = qualify(api="http")
+    assert (row.state, row.key.api_mode, row.key.output_transport) == ("validated", "http", "PNG over HTTP")
+    asked = {file.parent.name: json.loads(file.read_text())["api"] for file in tmp_path.glob("out/*/arm.json")}
+    assert asked.pop("combination") == "http" and set(asked.values()) == {"offline"}
+    assert again(row).api == "http"
+
+
 def test_fp32_needs_no_reference(qualify: Callable[..., Row], tmp_path: Path) -> None:
     row = qualify(settings={"dtype": "float32"})
     assert row.state == "validated" and not list((tmp_path / "out").glob("oracle-fp32-*"))
@@ -115,6 +147,10 @@ def test_fp32_needs_no_reference(qualify: Callable[..., Row], tmp_path: Path) ->
 def test_eager_again_is_the_same_to_the_bit(qualify: Callable[..., Row]) -> None:
     row = qualify(settings={"enforce_eager": True})
     assert row.state == "validated" and {(item.value, item.bound) for item in row.figures} == {(0.0, 0.0)}
+
+
+def test_a_decode_that_ran_compiled_is_validated(qualify: Callable[..., Row]) -> None:
+    assert qualify(_decoded_compiled).state == "validated"
 
 
 def test_sparse_attention_that_ran_is_validated(qualify: Callable[..., Row]) -> None:
@@ -128,6 +164,8 @@ def test_sparse_attention_that_ran_is_validated(qualify: Callable[..., Row]) -> 
         (_fallback, "1 fallback(s): what they answered was eager"),
         (_never_compiled, "no compiled code was called"),
         (_asked_for_sparse, "no sparse attention ran"),
+        (_never_decoded_compiled, "vae_policy is 'always', and no compiled decode was called"),
+        (_other_attention, "FLASH_ATTN was asked for, and only SDPA ran"),
         (_did_less, "not seen in all runs: latents/transformer.x of call 1"),
         (_refused, "SettingError: mode is refused in ./file"),
         (_crashed, "RuntimeError: out of memory"),
@@ -167,33 +205,152 @@ def test_a_process_that_dies_or_hangs_is_a_result(tmp_path: Path, monkeypatch: p
         python.write_text(script)
         python.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(python))
-        result = _run(tmp_path, 1.0)
+        result = Processes().run(tmp_path, 1.0)
         said = {"dies": "ended with status 3 and no result", "hangs": "no answer within 1 s"}[name]
         assert said in result["error"]["message"]
 
 
-def test_who_stops_it_stops_what_it_started(tmp_path: Path) -> None:
+SUITE = {
+    "models": {"m": {"checkpoint": "m", "task": "text-to-image", "request": {"seed": 1}}},
+    "combinations": [
+        {"id": "long", "model": "m"},
+        {"id": "short", "model": "m", "settings": {"diffusion_compile_granularity": "full"}},
+        {"id": "refused", "model": "m", "refused": "mode is refused", "settings": {"mode": "other"}},
+    ],
+}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    file = tmp_path / "suite.yaml"
+    file.write_text(json.dumps(SUITE))
+    return file
+
+
+def test_several_run_at_once_each_oracle_once_and_rows_are_in_order(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    together = threading.Barrier(2, timeout=20)
+    written = tmp_path / "out" / "rows.jsonl"
+
+    def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+        ran.append(folder.name)
+        if folder.name in ("long", "short"):
+            together.wait()
+        if folder.name == "refused":
+            return {"error": {"type": "SettingError", "message": "mode is refused"}}
+        if folder.name == "long":  # the others have their turns and their rows meanwhile
+            deadline = time.monotonic() + 20
+            while not written.exists() or len(read_rows(written)) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        return answered(folder)
+
+    monkeypatch.setattr(Processes, "run", run)
+    assert main(["qualify", "--suite", str(suite), "--out", str(tmp_path / "out"), "--jobs", "2"]) == 0
+    assert [row.id for row in read_rows(written)] == ["long", "short", "refused"]
+    assert [row.state for row in read_rows(written)] == ["validated", "validated", "rejected"]
+    assert len([name for name in ran if name.startswith("oracle")]) == 2, "one in bf16 and one in fp32, for both"
+    said = capsys.readouterr().err
+    assert "running long, short" in said or "running short, long" in said
+
+
+def test_of_several_at_once_those_that_take_longest_begin(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = json.loads(suite.read_text())
+    for combination, seconds in zip(declared["combinations"], (0, 10, 20), strict=True):
+        combination["takes_s"] = seconds
+    suite.write_text(json.dumps(declared))
+    ran: list[str] = []
+    together = threading.Barrier(2, timeout=20)
+
+    def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+        ran.append(folder.name)
+        if len(ran) <= 2:
+            together.wait()
+        return {"error": {"type": "SettingError", "message": "mode is refused"}}
+
+    monkeypatch.setattr(Processes, "run", run)
+    main(["qualify", "--suite", str(suite), "--out", str(tmp_path / "out"), "--jobs", "2"])
+    assert set(ran[:2]) == {"refused", "short"} and ran[2:] == ["long"]
+
+
+def test_processes_side_by_side_neither_spin_nor_meet_at_a_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for said, has in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", said) if said else monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        Processes().run(tmp_path, 20)
+        environment = (tmp_path / "environment").read_text().splitlines()
+        assert f"OMP_WAIT_POLICY={has}" in environment and "MASTER_PORT=29500" not in environment
+
+
+def test_an_oracle_is_reused_on_the_same_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    ran: list[str] = []
+
+    def run(_: Processes, folder: Path, __: float) -> dict[str, Any]:
+        ran.append(folder.name.partition("-")[0])
+        result = answered(folder)
+        (folder / "result.json").write_text(json.dumps(result))
+        return result
+
+    def again() -> list[str]:
+        ran.clear()
+        command = ["qualify", "--model", str(checkpoint), "--request", '{"seed": 1}', "--out", str(tmp_path / "out")]
+        assert main([*command, "--reuse-oracles"]) == 0
+        return ran
+
+    monkeypatch.setattr(Processes, "run", run)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert again() == ["combination", "oracle", "oracle"]
+    assert again() == ["combination"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert again() == ["combination", "oracle", "oracle"]
+    assert again() == ["combination"]
+    monkeypatch.setattr(qualify_run, "hardware", lambda: "another machine")
+    assert again() == ["combination", "oracle", "oracle"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_stops_it_stops_all_that_it_started(suite: Path, tmp_path: Path, number: signal.Signals) -> None:
+    python = tmp_path / "python"
+    # A child in a session of its own, as a server's is.
     python.write_text(
-        f"#!/bin/sh\necho $$ > {tmp_path}/started.part; mv {tmp_path}/started.part {tmp_path}/started; sleep 60\n"
+        f"#!{sys.executable} -IS\n"
+        "import pathlib, subprocess, sys, os\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "said = pathlib.Path(sys.argv[-1], 'pids')\n"
+        "said.with_suffix('.part').write_text(f'{os.getpid()} {child.pid}')\n"
+        "said.with_suffix('.part').rename(said)\n"
+        "child.wait()\n"
     )
     python.chmod(0o755)
     script = (
         f"import sys; sys.executable = {str(python)!r}\n"
-        "from pathlib import Path\n"
-        "from vllm_omni_diffusion_compile.commands.qualify_run import _run\n"
-        f"_run(Path({str(tmp_path)!r}), 60)\n"
+        "from vllm_omni_diffusion_compile.commands.main import main\n"
+        f"sys.exit(main(['qualify', '--suite', {str(suite)!r}, '--out', {str(tmp_path / 'out')!r}, '--jobs', '2']))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script])
-    started = tmp_path / "started"
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    started = [tmp_path / "out" / name / "pids" for name in ("long", "short")]
     deadline = time.monotonic() + 60
-    while not started.exists():
+    while not all(file.exists() for file in started):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and f"stopped by {number.name}; no process is left" in said
+    pids = [int(word) for file in started for word in file.read_text().split()]
+    living = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not living
 
 
 @pytest.mark.parametrize(
@@ -204,6 +361,7 @@ def test_who_stops_it_stops_what_it_started(tmp_path: Path) -> None:
         (["--row", "rows.jsonl#a", "--only", "a"], "--only and --evidence go with --suite"),
         (["--model", "m", "--settings", "{"], "--settings and --request take JSON"),
         (["--model", "m"], "request.seed is None, expected a whole number"),
+        (["--suite", "tiny", "--jobs", "0"], "--jobs is 0, expected at least 1"),
     ],
 )
 def test_what_is_wrong_on_the_command_line_is_said(

@@ -38,6 +38,7 @@ TRACE: dict[str, Any] = {
     "attention": {"SDPAImpl": 8},
     "operators": {"aten::_scaled_dot_product_flash_attention_for_cpu": 8},
     "compiled_calls": 8,
+    "decode_compiled_calls": 0,
     "compiled_graphs": 2,
     "fallbacks": 0,
 }

@@ -21,7 +21,7 @@ models:
     settings: {dtype: float32, diffusion_compile_config: {mode: default}}
     request: {prompt: a cat, seed: 1, width: 128}
 combinations:
-  - {id: a, model: klein}
+  - {id: a, model: klein, api: http}
   - id: b
     model: klein
     settings: {diffusion_compile_config: {rainfusion_executor: flex}, ulysses_degree: 2, cache_backend: tea_cache}
@@ -61,6 +61,8 @@ def test_the_oracle_keeps_what_is_meant_to_change_the_result(tmp_path: Path) -> 
         ("devices: 2", "device: 2", "combinations.1.device: no row has this field"),
         ("id: b", "id: B b", "combinations.1.id"),
         ("models:", "models: {", "is no YAML"),
+        ("api: http", "api: grpc", "combinations.0.api"),
+        ("task: text-to-image", "task: text-to-video", "a: api is 'http' and task is 'text-to-video'"),
     ],
 )
 def test_what_is_wrong_with_a_suite_is_named(tmp_path: Path, before: str, after: str, said: str) -> None:
