@@ -86,6 +86,12 @@ A server can demand evidence: with [`diffusion_compile_config.require_evidence`]
 has no validated row on its hardware.
 """
 
+# What is to be known of all rows of a file, by its name.
+_NOTES = {
+    "h200": "Random weights in the real widths (`python -m tools.benchmarks.gpu.checkpoints klein_3_9b`), and the "
+    "suite `tools/benchmarks/gpu/h200.yaml`. The machine had no vLLM of its own: vLLM's Python code ran there with Triton "
+    "stand-ins for its norm and activation kernels, the oracle as well.",
+}
 _HEADINGS = (
     "Row", "State", "Scope", "Shapes", "VAE", "Attention", "Other", "Dtype", "Request",
     "Nearest to its bound, or reason",
@@ -102,7 +108,7 @@ _USUAL = {
     "bucket": None,
     "output_transport": "in process",
 }
-_SHOWN_REASON = 300
+_SHOWN_REASON, _SHOWN_OPERATOR = 300, 70
 
 
 def anchor(row: Row) -> str:
@@ -122,6 +128,7 @@ def render_evidence(files: Mapping[str, Sequence[Row]], generated: str) -> str:
         ordered = sorted(rows, key=_group)
         for (hardware, software), group in groupby(ordered, _group):
             lines += [f"## {name}: {hardware}", "", f"{software}.", ""]
+            lines += [*textwrap.wrap(_NOTES[name], 120), ""] if name in _NOTES else []
             lines += [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
             lines += [f"| {' | '.join(map(_cell, _cells(row)))} |" for row in group]
             lines.append("")
@@ -154,13 +161,19 @@ def _cells(row: Row) -> tuple[str, ...]:
     shapes = {None: "", True: "dynamic", False: "static"}[key.dynamic]
     ran = ""
     if row.trace is not None:
-        ran = "; ran: " + ", ".join(f"`{name}` {count}" for name, count in row.trace.operators.items())
+        operators = row.trace.operators.items()
+        ran = "; ran: " + ", ".join(f"`{_short(name)}` {count}" for name, count in operators)
     reason = row.reason or nearest(row)
     return (
         f'<a id="{anchor(row)}"></a>{row.id}', row.state, key.compile_scope, shapes, key.vae_policy,
         f"{key.attention_backend}{ran}", ", ".join(other), key.dtype, f"{key.task}, {key.shape}, {key.schedule}",
         textwrap.shorten(reason, _SHOWN_REASON, placeholder=" ..."),
     )  # fmt: skip
+
+
+def _short(operator: str) -> str:
+    """Cut the template arguments of a C++ kernel off."""
+    return operator if len(operator) <= _SHOWN_OPERATOR else f"{operator[:_SHOWN_OPERATOR]}..."
 
 
 def _cell(text: str) -> str:

@@ -27,6 +27,8 @@ EXTENSION = f"{__name__}.Observer"
 
 # Operators and kernels that compute attention, as the profiler names them.
 _ATTENTION = re.compile(r"attention|attn|flash|fmha|vllm_fa\d|rainfusion", re.IGNORECASE)
+# Inductor's kernels of other arithmetic have the names of what they were fused from, attention among them.
+_FUSED = re.compile(r"triton_(poi|red|per)_")
 # What torch records around each call of a compiled graph.
 _COMPILED = "Torch-Compiled Region"
 # Where a pipeline declares nothing.
@@ -236,7 +238,7 @@ class Observed:
         for event in profiler.key_averages():
             if event.key.startswith(_COMPILED):
                 compiled[event.key] += event.count
-            elif _ATTENTION.search(event.key):
+            elif _ATTENTION.search(event.key) and not _FUSED.match(event.key):
                 operators[event.key] += event.count
 
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
