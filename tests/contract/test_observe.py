@@ -128,6 +128,11 @@ def _layer(backend: str, role: str = "self") -> Any:
     return SimpleNamespace(role=role, attn_backend=chosen, attention=object.__new__(made))
 
 
+# SDPA on CUDA, as a profile has it: its dispatcher's operators, and a kernel.
+ON_CUDA = {
+    "aten::scaled_dot_product_attention": 2, "aten::_flash_attention_forward": 2,
+    "void pytorch_flash::flash_fwd_kernel<...>": 2,
+}  # fmt: skip
 SDPA, FLASH = {"aten::_scaled_dot_product_flash_attention": 2}, {"flash_attn::_flash_attn_forward": 2}
 
 
@@ -144,6 +149,11 @@ SDPA, FLASH = {"aten::_scaled_dot_product_flash_attention": 2}, {"flash_attn::_f
             {"default": "FLASH_ATTN"}, ["TORCH_SDPA", "TORCH_SDPA"], SDPA,
             ("FLASH_ATTN was asked for, and 2 attention layer(s) of the role 'self' have SDPAImpl",
              "FLASH_ATTN was asked for, and only aten::_scaled_dot_product_flash_attention ran"),
+        ),
+        ({"default": "FLASH_ATTN"}, ["FLASH_ATTN"], ON_CUDA | {"void cutlass::device_kernel<flash::...>": 2}, ()),
+        (
+            {"default": "FLASH_ATTN"}, ["FLASH_ATTN"], ON_CUDA,
+            (f"FLASH_ATTN was asked for, and only {', '.join(ON_CUDA)} ran",),
         ),
         # As vLLM-Omni does for fp32.
         (

@@ -110,6 +110,10 @@ def test_a_shape_with_an_adapter_is_warmed_without_it_too_and_once() -> None:
         ({"shapes": [adapted(lora_scale=1)]}, "did you mean 'scale'? Known: path, name, scale, int_id"),
         ({"shapes": [adapted(scale=0)]}, "shapes[0].lora.scale is 0, which switches the adapter off; leave lora out"),
         ({"shapes": [adapted(int_id=0)]}, "warmup.shapes[0].lora.int_id is 0, expected at least 1"),
+        (
+            {"shapes": [adapted(int_id=7), adapted(int_id=7, path="/adapters/other")]},
+            "two adapters with the lora.int_id 7, '/adapters/style' and '/adapters/other'",
+        ),
         ({"budget_s": 0}, "warmup.budget_s is 0, expected more than 0"),
         ({"on_failure": "eager"}, "warmup.on_failure is 'eager' (str), expected 'serve' or 'fail'"),
         ({"report": "x"}, "did you mean 'report_path'? Known: shapes, budget_s, on_failure, report_path"),

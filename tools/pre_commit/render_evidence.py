@@ -78,9 +78,10 @@ With `api: http` the combination is started as a user starts it, `vllm serve` wi
 `/v1/images/generations`; the picture that came as PNG is compared with the oracle's, which is a program with `Omni` as
 for every row, so that whatever the server does otherwise shows. Components and latents are watched in the server's
 worker, through `--worker-extension-cls` and the route `/collective_rpc` of vLLM's development mode
-(`VLLM_SERVER_DEV_MODE=1`); apart from these two it is the server that a user has. Such a row says nothing of videos,
-whose encoding loses more than what is looked for, of the chat endpoint, or of several requests at once. Its key has
-`http` and `PNG over HTTP`.
+(`VLLM_SERVER_DEV_MODE=1`); apart from these two it is the server that a user has. While it runs, whoever is on the
+machine can call methods of its workers at its port of 127.0.0.1: run it where nobody else is. Such a row says nothing
+of videos, whose encoding loses more than what is looked for, of the chat endpoint, or of several requests at once. Its
+key has `http` and `PNG over HTTP`.
 
 A server can demand evidence: with [`diffusion_compile_config.require_evidence`](options.md) it refuses to start what
 has no validated row on its hardware.

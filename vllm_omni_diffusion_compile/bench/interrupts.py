@@ -30,11 +30,18 @@ class _State:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Raise `Interrupted` on each of the signals within the block, even where a shell had SIGINT ignored."""
+    """Raise `Interrupted` on each of the signals within the block.
+
+    Even where a shell had SIGINT ignored, as it does for what runs in the background; SIGHUP stays ignored, which is
+    what `nohup` is for.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal does
         return
-    before = {number: signal.signal(number, _handle) for number in _SIGNALS}
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    before = {
+        number: signal.signal(number, _handle) for number in _SIGNALS if not (nohup and number == signal.SIGHUP)
+    }  # fmt: skip
     try:
         yield
     finally:

@@ -84,16 +84,17 @@ def run(options: argparse.Namespace) -> int:
         file = evidence.name if evidence.is_absolute() else evidence.as_posix()
         return f"vllm-omni-compile qualify --row {options.row or f'{file}#{name}'}"
 
+    write_to = evidence if options.row is None else None
     try:
         with interrupts.raised(), _Progress(len(combinations)) as progress:
             running = Run(
                 out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, processes=Processes(),
                 started=progress.started, ended=progress.ended, reuse_oracles=options.reuse_oracles,
             )  # fmt: skip
-            write_to = evidence if options.row is None else None
             rows = _rows(running, combinations, options.jobs, write_to, progress.advance)
     except interrupts.Interrupted as interrupt:
-        print(f"stopped by {interrupt}; no process is left, and what was done is in {evidence}", file=sys.stderr)
+        done = "" if write_to is None else f"; rows of what was done are in {evidence}, if there are any"
+        print(f"stopped by {interrupt}; no process is left{done}", file=sys.stderr)
         return _INTERRUPTED + interrupt.number
     if options.json:
         print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))

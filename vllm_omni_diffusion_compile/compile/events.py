@@ -231,7 +231,7 @@ def record_compilations(
         if shapes is None:
             shapes = call_shapes(args, kwargs)
         guard = record.recompile_reason or ""
-        NUMBERS.look_at_reason(guard)
+        NUMBERS.look_at_reason(guard, f"{component} {region}")
         seconds = (record.duration_us or 0) / 1e6
         if record.fail_type is not None:
             if "recompile limit" in (record.fail_reason or "").partition("\n")[0]:

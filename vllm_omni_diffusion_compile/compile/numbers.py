@@ -10,10 +10,14 @@ a float may change: one is among a region's arguments, or something was compiled
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# How Dynamo words that a float was another one, one line for each graph that did not fit: `0/0: self.scale == 0.5  #`.
+# How Dynamo words that a float was another one: `0/0: self.scale == 0.5  # ...`. Of several graphs that did not fit it
+# names one.
+# A region that is compiled so often for other reasons may have a float that changes behind one of them.
+_OFTEN = 3
 _FLOAT_GUARD = re.compile(r"^\d+/\d+: \S+ == -?(\d+\.\d*(e[+-]?\d+)?|\d+e[+-]?\d+)(\s|$)", re.MULTILINE)
 
 
@@ -24,6 +28,7 @@ class Numbers:
         self.constant = True
         self._config: Any = None
         self._before = False
+        self._again: Counter[str] = Counter()
 
     def keep_constant(self) -> None:
         """Have floats taken as constants from now on; calling it again changes nothing."""
@@ -39,13 +44,16 @@ class Numbers:
         """Take floats as variables from now on if there is one among the arguments of a call."""
         self.constant = self.constant and not _has_float((*args, *kwargs.values()))
 
-    def look_at_reason(self, guard: str) -> None:
-        """The same if something was compiled again because a float was another one.
+    def look_at_reason(self, guard: str, region: str) -> None:
+        """The same if something was compiled again because a float was another one, or often.
 
         Args:
             guard: The guard that failed, in Dynamo's words; empty if it was compiled for the first time.
+            region: What was compiled.
         """
-        self.constant = self.constant and _FLOAT_GUARD.search(guard) is None
+        if guard:
+            self._again[region] += 1
+            self.constant = self.constant and _FLOAT_GUARD.search(guard) is None and self._again[region] < _OFTEN
 
     # Since torch 2.13 each thread, and each context, has its own say: these are called where it is compiled.
     def _start(self, _: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -145,23 +145,24 @@ def _compile_all(component: nn.Module, path: str, protect: Protect, outside: Col
     # What `nn.Module.compile` sets, and calling the module then calls.
     compiled = getattr(component, "_compiled_call_impl", None)
     if compiled is not None:
-        component._compiled_call_impl = protect(component._call_impl, _of_one_layout(compiled), region)  # noqa: SLF001
+        component._compiled_call_impl = protect(component._call_impl, _of_one_layout(component, compiled), region)  # noqa: SLF001
     return ScopeOutcome(path=path, scope="full", regions={region: 1})
 
 
-def _of_one_layout(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _of_one_layout(component: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Have a compiled component called with latents that lie in one way.
 
     What pipelines make of noise is often a permuted view, and what the scheduler returns from the second step on is
-    contiguous: a graph is compiled for each, which of a whole transformer takes minutes. The first argument alone: what
-    comes later may be a cache that is written to.
+    contiguous: a graph is compiled for each, which of a whole transformer takes minutes. The first parameter alone:
+    what comes later may be a cache that is written to.
     """
+    first = next(iter(inspect.signature(component.forward).parameters), "")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if args:
             return compiled(_contiguous(args[0]), *args[1:], **kwargs)
-        for name in itertools.islice(kwargs, 1):
-            kwargs[name] = _contiguous(kwargs[name])
+        if first in kwargs:
+            kwargs[first] = _contiguous(kwargs[first])
         return compiled(*args, **kwargs)
 
     return call

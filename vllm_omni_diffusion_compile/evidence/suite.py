@@ -95,8 +95,8 @@ class Suite(_Strict):
             task = self.models[combination.model].task
             if combination.api == "http" and task != _OVER_HTTP:
                 raise ValueError(
-                    f"{combination.id}: api is 'http' and task is {task!r}, expected {_OVER_HTTP!r}: pictures come as "
-                    "PNG, and what encodes a video loses more than what is looked for"
+                    f"{combination.id}: api (--api) is 'http' and task is {task!r}, expected {_OVER_HTTP!r}: "
+                    "pictures come as PNG, and what encodes a video loses more than what is looked for"
                 )
             seed = self.declared(combination).request.get("seed")
             if not isinstance(seed, int) or isinstance(seed, bool):

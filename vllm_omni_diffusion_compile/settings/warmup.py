@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from vllm_omni_diffusion_compile.settings.lora import Lora
 
@@ -136,6 +136,17 @@ class WarmupConfig(BaseModel):
         "met later and were not declared are added to it.",
         json_schema_extra={"values": "a path, or unset"},
     )
+
+    @model_validator(mode="after")
+    def _one_adapter_for_each_id(self) -> WarmupConfig:
+        paths: dict[int, str] = {}
+        for lora in self.adapters:
+            if lora.int_id is not None and paths.setdefault(lora.int_id, lora.path) != lora.path:
+                raise ValueError(
+                    f"shapes name two adapters with the lora.int_id {lora.int_id}, {paths[lora.int_id]!r} and "
+                    f"{lora.path!r}, of which the second would not be loaded; give each its own, or none"
+                )
+        return self
 
     @property
     def warmed(self) -> list[Shape]:

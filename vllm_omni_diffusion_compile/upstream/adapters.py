@@ -8,7 +8,7 @@ Source: `diffusion/lora/manager.py`, `_replace_layers_with_lora` and `_ensure_ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def refuse_adapters(od_config: Any) -> None:
         SettingError: A path leads nowhere, or the server takes no adapters from requests.
     """
     settings = getattr(od_config, CONFIG, None)
-    if not isinstance(settings, Mapping) or "warmup" not in settings:
+    if not isinstance(settings, Mapping) or "warmup" not in settings or getattr(od_config, "enforce_eager", False):
         return
     for number, shape in enumerate(read_config(settings).warmup.shapes):
         if shape.lora is None:
@@ -58,13 +58,17 @@ def lora_request(lora: Lora) -> Any:
     return LoRARequest(said["name"], said.get("int_id") or stable_lora_int_id(lora.path), lora.path)
 
 
-def load_adapters(engine: Any, adapters: Iterable[Lora], timeout_s: float | None) -> dict[Lora, str]:
+def load_adapters(
+    engine: Any, adapters: Iterable[Lora], left_s: Callable[[], float | None], *, stop: Callable[[], bool]
+) -> dict[Lora, str]:
     """Have the workers load adapters, none of which is used before a request names it.
 
     Args:
         engine: Whose workers.
         adapters: In any order.
-        timeout_s: What each may take; None for as long as it takes.
+        left_s: Seconds that are left for those to come; None for as long as it takes. Where the worker runs in this
+            process nobody can interrupt it.
+        stop: Whether the start is to end: the others are left out.
 
     Returns:
         Those that could not be loaded, and why.
@@ -73,9 +77,12 @@ def load_adapters(engine: Any, adapters: Iterable[Lora], timeout_s: float | None
 
     reasons = {}
     for lora in adapters:
-        request = lora_request(lora)
+        request, left = lora_request(lora), left_s()
+        if stop() or left == 0:
+            reasons[lora] = "the adapter was not loaded: " + ("the start ends" if stop() else "the budget is spent")
+            continue
         try:
-            engine.collective_rpc("add_lora", timeout=timeout_s, args=(request,))
+            engine.collective_rpc("add_lora", timeout=left, args=(request,))
             loaded = engine.collective_rpc("list_loras", timeout=_RPC_TIMEOUT_S)
         except EngineDeadError:
             raise

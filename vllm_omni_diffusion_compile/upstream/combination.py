@@ -19,7 +19,7 @@ _NONE = "none"
 # Where a configuration keeps what its quantization was before anything was loaded.
 _QUANTIZATION = "_diffusion_compile_quantization"
 # Objects within objects: configurations of a quantization have one or two levels, and might refer to themselves.
-_DEEPEST = 4
+_DEEPEST = 8
 # Any head size: which backend it is does not depend on it where one is named, and is the platform's choice elsewhere.
 _UNKNOWN_HEAD_SIZE = -1
 _DEGREES = {
@@ -122,9 +122,9 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(item, depth) for name, item in value.items()}
+        return {str(name): _plain(item, depth + 1) for name, item in value.items()} if depth < _DEEPEST else {}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, depth) for item in value]
+        return [_plain(item, depth + 1) for item in value] if depth < _DEEPEST else []
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, type) or callable(value):

@@ -154,15 +154,18 @@ def diffusion_compile_usage(self: Any) -> dict[str, Any]:
 
     Returns:
         `graphs`: graphs compiled in this process; `events` and `compile_s`: compilations of regions, and the seconds
-        they took; `executions`: begin and end, in seconds since the epoch, of what was executed since this was asked
-        last.
+        they took; `eager`: what runs eagerly since the compiler failed for it, in words; `executions`: begin and end,
+        in seconds since the epoch, of what was executed since this was asked last.
     """
-    events = [event for event in LOG.since()[0] if event.kind in ("compilation", "recompilation")]
+    all_events = LOG.since()[0]
+    events = [event for event in all_events if event.kind in ("compilation", "recompilation")]
+    failed = [event for event in all_events if event.kind in ("fallback", "set-up failed")]
     executions, self.__dict__[_EXECUTIONS] = vars(self).get(_EXECUTIONS, []), []
     return {
         "graphs": compiled_graphs(),
         "events": len(events),
         "compile_s": sum(event.seconds for event in events),
+        "eager": [f"{event.component} {event.region} ({event.error or event.reason})" for event in failed],
         "executions": executions,
     }
 

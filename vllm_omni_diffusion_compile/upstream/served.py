@@ -84,7 +84,7 @@ def _fields(request: Mapping[str, Any]) -> dict[str, Any]:
     if unknown or (size[0] is None) != (size[1] is None):
         raise EvidenceError(
             f"request.{unknown[0] if unknown else 'width and height, of which one is missing,'} cannot be said to "
-            f"{PATHS['image']}; leave it out, or leave out api: http"
+            f"{PATHS['image']}; leave it out, or leave out api: http (--api http)"
         )
     fields = {_FIELDS[name]: value for name, value in given.items()}
     return fields | ({} if size[0] is None else {"size": f"{size[0]}x{size[1]}"})

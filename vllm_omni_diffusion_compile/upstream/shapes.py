@@ -53,7 +53,7 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
             return
         outcomes = list(_warm(self, config, budget, unloaded))
         report = document(
-            outcomes, budget_s=config.budget_s, spent_s=budget.spent, about=_about(self), eager=_failed_to_compile()
+            outcomes, budget_s=config.budget_s, spent_s=budget.spent, about=_about(self), eager=_failed_to_compile(self)
         )
         if outcomes:
             logger.info("Declared shapes, warm in %.1f s:\n%s", budget.spent, as_text(report))
@@ -68,7 +68,7 @@ def _load_adapters(engine: Any, config: WarmupConfig, budget: Budget) -> dict[Lo
     """Load what the declared shapes name, before layers are compiled that it replaces; returns what failed, and why."""
     if getattr(engine.od_config, "enforce_eager", False) or why_no_request(engine.od_config) is not None:
         return {}
-    return load_adapters(engine, config.adapters, budget.left)
+    return load_adapters(engine, config.adapters, lambda: budget.left, stop=told_to_stop)
 
 
 def _say_without_effect(config: Any) -> None:
@@ -90,9 +90,11 @@ def _about(engine: Any) -> dict[str, Any]:
     }
 
 
-def _failed_to_compile() -> list[str]:
-    failed = [event for event in LOG.since()[0] if event.kind in ("fallback", "set-up failed")]
-    return list(dict.fromkeys(f"{event.component} {event.region} ({event.error or event.reason})" for event in failed))
+def _failed_to_compile(engine: Any) -> list[str]:
+    """What runs eagerly since the compiler failed for it, in any worker that can be asked."""
+    if reporting.is_busy(engine):  # with a request that was given up: nobody would answer
+        return []
+    return list(dict.fromkeys(name for usage in _usage(engine) for name in usage.get("eager", ())))
 
 
 def _keep(engine: Any, config: WarmupConfig, content: dict[str, Any]) -> None:
@@ -207,7 +209,7 @@ class _Sender:
             request = self._request(shape, steps, prompt)
         except Exception as error:  # noqa: BLE001 - a shape that no request can be made of has failed
             return Answer(error=f"{type(error).__name__}: {error}", prompt_rows=rows)
-        usage = self._usage()
+        usage = _usage(self._engine)
         sent = _Moment(at=time.time(), usage=usage)
         outcome: list[Any] = []
 
@@ -235,7 +237,7 @@ class _Sender:
             return Answer(error=f"{type(output).__name__}: {output}", prompt_rows=rows)
         if isinstance(output, BaseException):
             raise output
-        return _answer(output, rows, sent, _Moment(at=received_at, usage=self._usage()))
+        return _answer(output, rows, sent, _Moment(at=received_at, usage=_usage(self._engine)))
 
     def _give_up(self, request_id: str, thread: threading.Thread) -> None:
         """Abort a request that hangs, where the model looks for that; the start goes on either way."""
@@ -291,7 +293,7 @@ class _Sender:
     def _prompt(self, shape: Shape) -> tuple[str, int | None]:
         rows = shape.prompt_rows
         if rows not in self._prompts:
-            answers = self._rpc("diffusion_compile_prompt", rows, PROMPT)
+            answers = _rpc(self._engine, "diffusion_compile_prompt", rows, PROMPT)
             text, reached = answers[0] if answers else (PROMPT, None)
             if rows is not None and reached != rows:
                 nearest = (
@@ -301,19 +303,21 @@ class _Sender:
             self._prompts[rows] = (text, reached)
         return self._prompts[rows]
 
-    def _usage(self) -> list[dict[str, Any]]:
-        return [answer for answer in self._rpc("diffusion_compile_usage") if isinstance(answer, dict)]
 
-    def _rpc(self, method: str, *args: Any) -> list[Any]:
-        """What the workers answer; nothing if they cannot be asked."""
-        if getattr(self._engine, "executor", None) is None:
-            return []
-        try:
-            answers = self._engine.collective_rpc(method, timeout=_RPC_TIMEOUT_S, args=args)
-        except Exception as error:  # noqa: BLE001 - without an answer the report says less
-            logger.info("The workers could not be asked for %s (%s: %s).", method, type(error).__name__, error)
-            return []
-        return list(answers) if isinstance(answers, list) else [answers]
+def _usage(engine: Any) -> list[dict[str, Any]]:
+    return [answer for answer in _rpc(engine, "diffusion_compile_usage") if isinstance(answer, dict)]
+
+
+def _rpc(engine: Any, method: str, *args: Any) -> list[Any]:
+    """What the workers answer; nothing if they cannot be asked."""
+    if getattr(engine, "executor", None) is None:
+        return []
+    try:
+        answers = engine.collective_rpc(method, timeout=_RPC_TIMEOUT_S, args=args)
+    except Exception as error:  # noqa: BLE001 - without an answer the report says less
+        logger.info("The workers could not be asked for %s (%s: %s).", method, type(error).__name__, error)
+        return []
+    return list(answers) if isinstance(answers, list) else [answers]
 
 
 def _postprocess(engine: Any, request: Any, output: Any) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from vllm_omni_diffusion_compile.compile.events import record_compilations
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Latch
-from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
+from vllm_omni_diffusion_compile.compile.numbers import NUMBERS, Numbers
 from vllm_omni_diffusion_compile.compile.ranks import graph_compiler
 from vllm_omni_diffusion_compile.compile.scope import compile_component
 
@@ -61,9 +61,10 @@ class Protect:
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process() -> Iterator[None]:
     torch.compiler.reset()
-    NUMBERS.constant = True
+    vars(NUMBERS).update(vars(Numbers()))
     yield
-    NUMBERS.constant = True
+    vars(NUMBERS).update(vars(Numbers()))
+    torch.compiler.reset()
 
 
 def compiled(model: nn.Module) -> Traced:
@@ -97,6 +98,17 @@ def test_a_number_of_a_module_that_changes_is_a_variable_from_then_on() -> None:
         torch.testing.assert_close(model(X), X * scale)
     # Two constants, and one graph for all others.
     assert backend.times == 3
+
+
+@torch.no_grad()
+def test_what_is_compiled_again_and_again_may_have_a_number_behind_it() -> None:
+    for _ in range(2):
+        NUMBERS.look_at_reason("0/0: x is not None", "transformer Block")
+    assert NUMBERS.constant
+    NUMBERS.look_at_reason("0/0: x is not None", "transformer Other")
+    assert NUMBERS.constant
+    NUMBERS.look_at_reason("0/1: x is not None", "transformer Block")
+    assert not NUMBERS.constant
 
 
 @torch.no_grad()

@@ -267,12 +267,17 @@ def test_a_copy_of_a_compiled_component_is_eager() -> None:
 @pytest.mark.parametrize("by_name", [False, True], ids=["positional", "by name"])
 def test_latents_that_lie_in_another_way_share_the_graph_of_a_component(by_name: bool) -> None:
     """Of a whole transformer a second graph takes minutes; the first step of a request has a permuted view."""
-    model, backend = Model(), Backend()
+
+    class Guided(Model):
+        def forward(self, x: torch.Tensor, prompt: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(x if prompt is None else x + prompt)
+
+    model, backend = Guided(), Backend()
     permuted = torch.linspace(-1, 1, 8).reshape(4, 2).T
     expected = model(permuted)
     set_up(model, backend, "full")
     for x in (X, permuted, permuted.contiguous()):
-        result = model(x=x) if by_name else model(x)
+        result = model(prompt=None, x=x) if by_name else model(x)
         if x is not X:
             torch.testing.assert_close(result, expected)
     assert backend.graphs == 1

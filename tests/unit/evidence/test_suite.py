@@ -62,7 +62,7 @@ def test_the_oracle_keeps_what_is_meant_to_change_the_result(tmp_path: Path) -> 
         ("id: b", "id: B b", "combinations.1.id"),
         ("models:", "models: {", "is no YAML"),
         ("api: http", "api: grpc", "combinations.0.api"),
-        ("task: text-to-image", "task: text-to-video", "a: api is 'http' and task is 'text-to-video'"),
+        ("task: text-to-image", "task: text-to-video", "a: api (--api) is 'http' and task is 'text-to-video'"),
     ],
 )
 def test_what_is_wrong_with_a_suite_is_named(tmp_path: Path, before: str, after: str, said: str) -> None:

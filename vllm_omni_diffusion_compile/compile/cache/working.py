@@ -58,12 +58,11 @@ class Working:
         self._timer: threading.Timer | None = None
         self._warned = False
         self._kept: set[str] = set()
-        made = _make(store, self._say_once)
+        made, self._writes = _make(store, self._say_once)
         # The folder is held as long as this process lives; what nobody holds was left by one that was killed.
         self._holder = (made / _LOCK).open("w")
         fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._own = made.rename(made.with_name(made.name.removeprefix(_NEW)))
-        self._writes = self._own.is_relative_to(store.directory)
         atexit.register(self.close)
         self.folder = self._own / "inductor"
         self.restored = self._restore()
@@ -147,29 +146,33 @@ def belongs_to_user() -> str | None:
     return said if chosen else None
 
 
-def _make(store: Store, warn: Warn) -> Path:
-    """Make a private folder beside the bundles, or where temporary files are if that cannot be written or is full."""
+def _make(store: Store, warn: Warn) -> tuple[Path, bool]:
+    """Make a private folder beside the bundles, or where temporary files are if that cannot be written or is full.
+
+    Returns:
+        The folder, and whether it is beside the bundles: what is compiled elsewhere is not kept.
+    """
     try:
         store.prepare()
         beside = store.directory / "working"
         beside.mkdir(mode=0o700, exist_ok=True)
         _remove_left_behind(beside)
         _refuse_full(beside)
-        return Path(tempfile.mkdtemp(prefix=_NEW, dir=beside))
+        return Path(tempfile.mkdtemp(prefix=_NEW, dir=beside)), True
     except (OSError, UnsafeDirectoryError) as error:
         warn(f"{error}. What is compiled is not kept beyond this process.")
-        return Path(tempfile.mkdtemp(prefix=f"{_NEW}vllm-omni-diffusion-compile-"))
+        return Path(tempfile.mkdtemp(prefix=f"{_NEW}vllm-omni-diffusion-compile-")), False
 
 
 def _refuse_full(beside: Path) -> None:
     """Refuse a disk that the compiler would fill, if there is a better one.
 
     Raises:
-        OSError: There is too little room, and more where temporary files are.
+        OSError: There is too little room, and enough where temporary files are.
     """
     free = shutil.disk_usage(beside).free
-    if free < ROOM_BYTES and free < shutil.disk_usage(tempfile.gettempdir()).free:
-        said = f"{free >> 20} MiB are free, and compiling may take {ROOM_BYTES >> 20}"
+    if free < ROOM_BYTES <= shutil.disk_usage(tempfile.gettempdir()).free:
+        said = f"{free >> 20} MiB are free, and compiling may take {ROOM_BYTES >> 20} MiB"
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {said}", str(beside))
 
 
