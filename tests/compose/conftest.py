@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -27,3 +28,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def host_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let caplog see the host's log lines, whatever an engine before has done to its loggers."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO)

@@ -60,7 +60,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def compiled(klein: Path, caches: Path, trace: Path) -> Iterator[tuple[Server, float]]:
     """The server of the quickstart, which has the default settings, and when it was ready."""
-    serve = next(command for command in QUICKSTART if command.words[:2] == ("vllm", "serve"))
+    serve = next(command for command in QUICKSTART if command.words[:3] == ("vllm", "serve", "MODEL"))
     assert serve.words == ("vllm", "serve", "MODEL", "--omni") and not serve.environment
     with Server(klein, env=PROBE | {"TORCH_TRACE": str(trace)}, caches=caches, ready_timeout_s=READY_S) as server:
         yield server, time.time()
