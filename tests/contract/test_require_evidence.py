@@ -16,6 +16,7 @@ from tests.unit.evidence.rows import PROVENANCE, validated
 from vllm_omni_diffusion_compile.errors import EvidenceError, SettingError
 from vllm_omni_diffusion_compile.evidence import Row, revision, versions, write_rows
 from vllm_omni_diffusion_compile.upstream.combination import known_at_start
+from vllm_omni_diffusion_compile.upstream.observe import EXTENSION
 from vllm_omni_diffusion_compile.upstream.required import refuse_without_evidence
 
 pytestmark = pytest.mark.contract
@@ -116,7 +117,8 @@ def test_quantization_is_the_same_with_the_same_options_only(checkpoint: Path, t
 
 
 def test_what_loading_writes_into_the_quantization_does_not_make_it_another(checkpoint: Path) -> None:
-    config = _config(checkpoint, quantization_config=FP8)
+    # As qualify starts it: it is asked of a worker that is watched.
+    config = _config(checkpoint, quantization_config=FP8, worker_extension_cls=EXTENSION)
     before = known_at_start(config)
 
     def load(self: Any) -> None:

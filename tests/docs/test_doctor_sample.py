@@ -8,15 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.docs.pages import DOCS, blocks, commands
 from tests.host import generic
 
 
-def test_the_sample_is_what_it_prints(tmp_path: Path, release: tuple[int, int]) -> None:
-    if release < (0, 30):
-        pytest.skip("the sample is of 0.30.0")
+def test_the_sample_is_what_it_prints(tmp_path: Path) -> None:
     shown = [block for block in blocks(DOCS / "doctor.md") if block.language == "text"]
     deploy = next(block for block in blocks(DOCS / "doctor.md") if block.language == "yaml")
     command = next(command for command in commands(DOCS / "doctor.md") if "CXX" in command.environment)

@@ -91,7 +91,8 @@ has no validated row on its hardware.
 _NOTES = {
     "h200": "Random weights in the real widths (`python -m tools.benchmarks.gpu.checkpoints klein_3_9b`), and the "
     "suite `tools/benchmarks/gpu/h200.yaml`. The machine had no vLLM of its own: vLLM's Python code ran there with "
-    "Triton stand-ins for its norm and activation kernels, the oracle as well.",
+    "Triton stand-ins for its norm and activation kernels, the oracle as well. Whether decode called compiled code was "
+    "not counted yet; its figures differ from those of eager decode.",
 }
 _HEADINGS = (
     "Row", "State", "Scope", "Shapes", "VAE", "Attention", "Other", "Dtype", "Request",

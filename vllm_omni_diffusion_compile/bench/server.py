@@ -22,7 +22,6 @@ from vllm_omni_diffusion_compile.bench.interrupts import deferred
 from vllm_omni_diffusion_compile.bench.session import Session
 from vllm_omni_diffusion_compile.errors import BenchError
 
-# What each signal is given before the next, harder one. A server whose compiler runs ends once that returns.
 _POLL_S = 0.1
 _TAIL_LINES = 40
 # vLLM's own variable for the key of its server.

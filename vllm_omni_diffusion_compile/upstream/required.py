@@ -38,7 +38,9 @@ def refuse_without_evidence(load_model: Callable[..., None]) -> Callable[..., No
         config = DiffusionCompileSettings.of(self.od_config).diffusion_compile_config
         if config.require_evidence is not None:
             _look(self.od_config, config)
-        remember_quantization(self.od_config)
+        # Asked for later by whoever watches this worker; nobody else needs it.
+        if getattr(self.od_config, "worker_extension_cls", None):
+            remember_quantization(self.od_config)
         load_model(self, *args, **kwargs)
 
     return with_evidence
