@@ -25,6 +25,7 @@ from vllm_omni_diffusion_compile.upstream import (
     model_runner,
     report_route,
     required,
+    serving_thread,
     shapes,
     transformer,
 )
@@ -405,6 +406,15 @@ _SHAPES = (
         why="The release warms one size, and none of MiniMax-H3 and others; only the user knows what is served.",
         upstream=_DECLARED,
         remove_when=_HAS_DECLARED,
+    ),
+    Graft(
+        target="vllm_omni.diffusion.executor.uniproc_executor:UniProcDiffusionExecutor.collective_rpc",
+        make=serving_thread.ask_in_its_thread,
+        parameters=("self", "method", "timeout", "args", "kwargs", "unique_reply_rank", "exec_all_ranks"),
+        why="Torch keeps cuDNN's plans by thread, and the release serves in another one than it warms up in: the first "
+        "request of each shape makes them again.",
+        upstream="none yet: with one shape, which is what the release warms, it is little",
+        remove_when="the release warms up in the thread that serves",
     ),
     Graft(
         target=f"{_WORKER}.diffusion_compile_usage",

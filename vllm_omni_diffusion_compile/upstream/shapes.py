@@ -29,6 +29,7 @@ from vllm_omni_diffusion_compile.upstream.answerable import (
 )
 from vllm_omni_diffusion_compile.upstream.execution import DECLARED
 from vllm_omni_diffusion_compile.upstream.log import host_logger
+from vllm_omni_diffusion_compile.upstream.serving_thread import warm_where_it_serves
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.declared import Answer, Budget, Outcome, warm_shapes
 from vllm_omni_diffusion_compile.warmup.report import Report, as_text, document
@@ -143,6 +144,7 @@ def _warm(engine: Any, config: WarmupConfig, budget: Budget, unloaded: Mapping[L
         logger.warning("Declared shapes are not warmed: %s.", reason)
         yield from (Outcome(shape=shape, state="skipped", reason=reason) for shape in shapes)
         return
+    warm_where_it_serves(engine)
     with _progress(len(shapes)) as progress:
         send = _Sender(engine, progress, unloaded)
         for outcome in warm_shapes(shapes, send, budget, begin=progress.begin, stop=told_to_stop):
@@ -190,7 +192,8 @@ class _Sender:
     """Sends a request of a shape, and waits for it as long as the budget lasts.
 
     In a thread of its own, which is new as the engine's own is when it serves: whatever torch keeps by thread (grad and
-    inference mode, autocast, the current device) is in warmup as it will be in service.
+    inference mode, autocast, the current device) is in warmup as it will be in service. A worker in this process
+    computes in one thread for both.
     """
 
     def __init__(self, engine: Any, progress: _Progress, unloaded: Mapping[Lora, str]) -> None:
