@@ -91,8 +91,8 @@ has no validated row on its hardware.
 _NOTES = {
     "h200": "Random weights in the real widths (`python -m tools.benchmarks.gpu.checkpoints klein_3_9b`), and the "
     "suite `tools/benchmarks/gpu/h200.yaml`. The machine had no vLLM of its own: vLLM's Python code ran there with "
-    "Triton stand-ins for its norm and activation kernels, the oracle as well. Whether decode called compiled code was "
-    "not counted yet; its figures differ from those of eager decode.",
+    "Triton stand-ins for its norm and activation kernels, the oracle as well. Full scope is explained in "
+    "[scopes](scopes.md#how-near-to-eager).",
 }
 _HEADINGS = (
     "Row", "State", "Scope", "Shapes", "VAE", "Attention", "Other", "Dtype", "Request",
@@ -130,7 +130,7 @@ def render_evidence(files: Mapping[str, Sequence[Row]], generated: str) -> str:
         ordered = sorted(rows, key=_group)
         for (hardware, software), group in groupby(ordered, _group):
             lines += [f"## {name}: {hardware}", "", f"{software}.", ""]
-            lines += [*textwrap.wrap(_NOTES[name], 120), ""] if name in _NOTES else []
+            lines += [*textwrap.wrap(_NOTES[name], 120, break_on_hyphens=False), ""] if name in _NOTES else []
             lines += [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
             lines += [f"| {' | '.join(map(_cell, _cells(row)))} |" for row in group]
             lines.append("")
