@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion import diffusion_engine
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
+from vllm_omni.diffusion.executor.uniproc_executor import UniProcDiffusionExecutor
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 pytestmark = pytest.mark.contract
@@ -291,3 +293,24 @@ def test_distributed_offload_over_several_shards(build: Callable[..., Any], rele
     engine.run_startup_warmup()
     # One request hangs there in 0.28.0: the other shard waits in a collective.
     assert len(engine.requests) == (2 if release >= (0, 30) else 1)
+
+
+def test_a_worker_in_this_process_is_warmed_in_the_thread_that_serves(build: Callable[..., Any]) -> None:
+    executor = object.__new__(UniProcDiffusionExecutor)
+    executor._closed = False
+    executor.driver_worker = SimpleNamespace(execute_method=lambda method: (method, threading.get_ident()))
+    engine = build(lambda number, request: executor.collective_rpc(f"request {number}") and None)
+    engine.executor = executor
+    engine.collective_rpc = lambda method, **_: []
+    asked = Mock(wraps=executor.driver_worker.execute_method)
+    executor.driver_worker.execute_method = asked
+    engine.run_startup_warmup()
+    assert asked.call_count == 2
+    computed: list[Any] = []
+    for _ in range(2):  # as the engine's loop, and another one after it was restarted
+        thread = threading.Thread(target=lambda: computed.extend(executor.collective_rpc("serve")))
+        thread.start()
+        thread.join(timeout=10)
+    warmed = executor.collective_rpc("serve", unique_reply_rank=0)
+    assert set(computed) == {warmed}
+    assert warmed[1] != threading.get_ident()
