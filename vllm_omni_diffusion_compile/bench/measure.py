@@ -37,6 +37,8 @@ _NO_TIME = "no time was left for it beside the other arms"
 _WARM_SHARE = 0.6
 _METRIC = re.compile(r"^(vllm_omni:diffusion_compile_\w+_total)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# What our attention backend logs, once for each reason.
+_STAYED_DENSE = re.compile(r"RAINFUSION_ATTN stays dense: (.*)\.$")
 _MEMORY = re.compile(r"^vllm_omni:peak_memory_mb(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 Show = Callable[[str, str], None]
@@ -213,6 +215,8 @@ class Run:
         ]
         report = member.server.document(REPORT)
         member.start.report = report if isinstance(report, dict) and "shapes" in report else None
+        if member.arm.rainfusion:
+            member.start.stayed_dense = member.server.logged(_STAYED_DENSE)
 
     @contextmanager
     def _written_down(self, member: _Member) -> Iterator[None]:

@@ -82,5 +82,5 @@ def _draw_latency(axes: Any, arms: list[Figures], result: Result) -> None:
                 if sample.shape == number and not sample.first
             ]
             axes.plot(samples, [y] * len(samples), linestyle="", marker=".", markersize=3, color="black", alpha=0.4)
-    axes.set(xlabel="seconds a request: median ± noise, samples, p95 as a bar")
+    axes.set(xlabel="seconds a request:\nmedian ± noise, samples, p95 as a bar")
     axes.legend(fontsize=8)

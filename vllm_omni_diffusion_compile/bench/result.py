@@ -57,6 +57,7 @@ class Start(_Part):
         samples: Requests, in the order in which they were sent.
         metrics: Of compilation, after the last request.
         report: Of the warmup, as the server tells it.
+        stayed_dense: Why attention that was to be block-sparse was not, in some of its calls, as the log says.
         failed: What went wrong; None if nothing did.
         log_tail: Last lines of its log, if something did.
     """
@@ -70,6 +71,7 @@ class Start(_Part):
     samples: list[Sample] = Field(default_factory=list)
     metrics: list[Metric] = Field(default_factory=list)
     report: dict[str, Any] | None = None
+    stayed_dense: list[str] = Field(default_factory=list)
     failed: str | None = None
     log_tail: str | None = None
 

@@ -177,6 +177,10 @@ class Server:
         """Return the last lines of the log."""
         return "\n".join(self._log_lines()[-lines:])
 
+    def logged(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return the first group of each line of the log that has the pattern, without repetitions."""
+        return list(dict.fromkeys(match[1] for line in self._log_lines() if (match := pattern.search(line))))
+
     def _get(self, path: str) -> str:
         try:
             with urllib.request.urlopen(self._request(path), timeout=30) as answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm_omni_diffusion_compile.bench.figures import Compiled, Figures, Latency, figures
@@ -32,8 +32,17 @@ def table(result: Result) -> Table:
     grid.caption = (
         f"Seconds; {plan.requests} request(s) of each shape in each of {plan.rounds} rounds, after the first one. "
         "Noise: of the median, by its 95 % interval and by what the rounds differ in."
+        + "".join(f"\n{name}: dense attention in some calls ({'; '.join(why)})." for name, why in _dense(result))
     )
     return grid
+
+
+def _dense(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
+    """Tell of arms whose attention was to be block-sparse and was not always."""
+    for entry in result.arms:
+        reasons = dict.fromkeys(reason for start in result.starts_of(entry.name) for reason in start.stayed_dense)
+        if reasons:
+            yield entry.name, list(reasons)
 
 
 def _title(result: Result) -> str:

@@ -74,6 +74,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 print("INFO 11-29 19:30:42 [compile.py:103] The stand-in begins.", flush=True)
+if "dense" in WHAT:
+    for _ in range(2):
+        print(
+            "INFO 11-29 19:30:43 [x.py:1] RAINFUSION_ATTN stays dense: 64 video rows are fewer than 4096.", flush=True
+        )
 if "die" in WHAT:
     # Whoever looks for children of the dead finds none.
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", os.environ["STAND_IN_ASKED"]])

@@ -282,6 +282,21 @@ def test_a_model_that_makes_neither_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "a/model makes audio; the bench asks for images or videos" in capsys.readouterr().err
 
 
+def test_an_arm_whose_attention_stayed_dense_is_not_taken_for_a_sparse_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STAND_IN", '{"--enforce-eager": "dense"}')
+    shape = '{"width": 64, "height": 64, "frames": 25}'
+    arms = ("--arm", "eager", "--arm", "eager+rainfusion")
+    assert main(["bench", MODEL, "--shape", shape, *arms, "--requests", "1", "--json", "out.json"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "eager+rainfusion: dense attention in some calls (64 video rows are fewer than 4096)." in said
+    assert "eager: dense" not in said
+    starts = json.loads(Path("out.json").read_text())["starts"]
+    reasons = {start["arm"]: start["stayed_dense"] for start in starts}
+    assert reasons == {"eager": [], "eager+rainfusion": ["64 video rows are fewer than 4096"]}
+
+
 def test_videos_are_asked_for_by_a_form(tmp_path: Path) -> None:
     status = main(
         [
