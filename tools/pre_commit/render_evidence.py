@@ -69,7 +69,8 @@ combinations:
   - {id: klein-http, model: klein, api: http}
 ```
 
-Settings are keyword arguments of `Omni`; `refused: TEXT` declares what is to be rejected with an error that says this,
+Settings are keyword arguments of `Omni`; `images: [cat.png]` in a request names pictures that go into it, whose hashes
+are in the row; `refused: TEXT` declares what is to be rejected with an error that says this,
 and `devices: 2` what needs two devices. Rows are written to `--evidence`, each as soon as it is done; raw latents and
 pictures, whose hashes are in the rows, and the log of every process lie below `--out`. An interrupt ends every process,
 and leaves the rows.

@@ -17,6 +17,8 @@ ARM, RESULT = "arm.json", "result.json"
 MACHINE = "machine"
 # How it is asked: a program with `Omni`, or the server.
 API = "api"
+# The SHA-256 of each picture of the request, by its file: an oracle of another picture is another oracle.
+ASSETS = "assets"
 
 
 def main(folder: Path) -> None:
@@ -31,6 +33,7 @@ def main(folder: Path) -> None:
     try:
         described = json.loads((folder / ARM).read_text(encoding="utf-8"))
         described.pop(MACHINE, None)
+        described.pop(ASSETS, None)
         run = run_served if described.pop(API) == "http" else run_arm
         result = run(Arm(**described), folder)
     except Exception as error:  # noqa: BLE001 - reported as the result

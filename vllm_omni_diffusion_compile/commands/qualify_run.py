@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_diffusion_compile.commands.qualify_arm import API, ARM, MACHINE, RESULT
+from vllm_omni_diffusion_compile.commands.qualify_arm import API, ARM, ASSETS, MACHINE, RESULT
 from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.errors import EvidenceError
 from vllm_omni_diffusion_compile.evidence import (
@@ -81,6 +81,9 @@ class Run:
         if looks_like_one and not folder.is_dir():
             how = f"; make it with: {declared.made_by}" if declared.made_by else ""
             return f"the checkpoint {_name(declared.checkpoint)} is not there{how}"
+        missing = [file for file in declared.images if not Path(file).is_file()]
+        if missing:
+            return f"request.images: {', '.join(missing)} is not there"
         return None
 
     def _compared(self, declared: Declared, subject: dict[str, Any]) -> Row:
@@ -112,7 +115,10 @@ class Run:
 
     def _oracle(self, declared: Declared, *, in_fp32: bool) -> dict[str, Any]:
         """Run the oracle, or take the one that an earlier combination had run."""
-        known = {"checkpoint": declared.checkpoint, "settings": declared.oracle, "request": declared.request}
+        known = {
+            "checkpoint": declared.checkpoint, "settings": declared.oracle, "request": declared.request,
+            **({ASSETS: _assets(declared)} if declared.images else {}),
+        }  # fmt: skip
         name = f"oracle-{'fp32-' if in_fp32 else ''}{digest(known)[:12]}"
         return self._arm(name, declared.checkpoint, declared.oracle, declared, in_fp32=in_fp32)
 
@@ -125,6 +131,7 @@ class Run:
         if known is None:  # nobody has begun it: it is ours, and whoever else needs it waits
             described = {
                 "checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32,
+                ASSETS: _assets(declared),
                 API: declared.api if name == declared.id else "offline",
                 MACHINE: {"hardware": hardware(), "environment": environment()},
             }  # fmt: skip
@@ -175,7 +182,7 @@ class Run:
                 "settings": declared.settings,
                 "oracle": declared.oracle,
                 "request": declared.request,
-                "assets": {},
+                "assets": _assets(declared),
                 "seed": declared.request["seed"],
                 "artefacts": _digests(self.out, (arms or {}).values()),
                 "environment": (subject or {}).get("environment") or environment(),
@@ -300,6 +307,10 @@ def _pipeline_class(checkpoint: str) -> str:
 
 def _revision(checkpoint: str) -> str:
     return revision(Path(checkpoint)) if Path(checkpoint).is_dir() else "not known"
+
+
+def _assets(declared: Declared) -> dict[str, str]:
+    return {file: file_digest(Path(file)) for file in declared.images if Path(file).is_file()}
 
 
 def _name(checkpoint: str) -> str:

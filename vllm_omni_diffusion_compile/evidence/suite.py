@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from vllm_omni_diffusion_compile.errors import EvidenceError
-from vllm_omni_diffusion_compile.evidence.row import Row, explain
+from vllm_omni_diffusion_compile.evidence.row import Row, explain, file_digest
 
 # Settings that only say how the same result is computed: the oracle does without them.
 _HOW = frozenset(
@@ -39,7 +39,8 @@ class Model(_Strict):
         made_by: The command that writes the checkpoint where it is not there.
         task: As in a row's key.
         settings: Keyword arguments of `Omni`.
-        request: `prompt`, `negative_prompt`, `seed`, and further fields of `OmniDiffusionSamplingParams`.
+        request: `prompt`, `negative_prompt`, `images` (files, from the working directory), `seed`, and further fields
+            of `OmniDiffusionSamplingParams`.
     """
 
     checkpoint: str = Field(min_length=1)
@@ -98,7 +99,11 @@ class Suite(_Strict):
                     f"{combination.id}: api (--api) is 'http' and task is {task!r}, expected {_OVER_HTTP!r}: "
                     "pictures come as PNG, and what encodes a video loses more than what is looked for"
                 )
-            seed = self.declared(combination).request.get("seed")
+            request = self.declared(combination).request
+            images = request.get("images", [])
+            if not isinstance(images, list) or not all(isinstance(file, str) for file in images):
+                raise ValueError(f"{combination.id}: request.images is {images!r}, expected a list of files")
+            seed = request.get("seed")
             if not isinstance(seed, int) or isinstance(seed, bool):
                 raise ValueError(  # noqa: TRY004 - what pydantic makes an error of the suite
                     f"{combination.id}: request.seed is {seed!r}, expected a whole number"
@@ -141,6 +146,12 @@ class Declared(_Strict):
     takes_s: float = 0.0
 
     @property
+    def images(self) -> list[str]:
+        """Files that go into the request."""
+        images = self.request.get("images")
+        return [str(file) for file in images] if isinstance(images, list) else []
+
+    @property
     def oracle(self) -> dict[str, JsonValue]:
         """Settings of the eager model on one device that has to have the same result.
 
@@ -157,10 +168,16 @@ def again(row: Row) -> Declared:
     """Return the combination of a row, to be run again.
 
     Raises:
-        EvidenceError: The row does not say how it was run.
+        EvidenceError: The row does not say how it was run, or a picture of its request is another one now.
     """
     if row.provenance is None:
         raise EvidenceError(f"row {row.id!r} is {row.state!r} and does not say how to run it; declare it in a suite")
+    for name, known in row.provenance.assets.items():
+        if Path(name).is_file() and file_digest(Path(name)) != known:
+            raise EvidenceError(
+                f"row {row.id!r}: request.images: {name} is another picture than that of the row, "
+                f"whose SHA-256 is {known}"
+            )
     return Declared(
         id=row.id,
         checkpoint=row.provenance.checkpoint,

@@ -21,7 +21,7 @@ class Arm:
     Args:
         checkpoint: Folder or name of the checkpoint.
         settings: Keyword arguments of `Omni`.
-        request: `prompt`, `negative_prompt`, and fields of `OmniDiffusionSamplingParams`.
+        request: `prompt`, `negative_prompt`, `images` (files), and fields of `OmniDiffusionSamplingParams`.
         in_fp32: Compute everything in fp32.
     """
 
@@ -95,14 +95,25 @@ def result(
 
 
 def _prompt(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: request[name] for name in ("prompt", "negative_prompt") if name in request}
+    words = {name: request[name] for name in ("prompt", "negative_prompt") if name in request}
+    pictures = [_picture(file) for file in request.get("images", ())]
+    if pictures:
+        words["multi_modal_data"] = {"image": pictures[0] if len(pictures) == 1 else pictures}
+    return words
+
+
+def _picture(file: str) -> Any:
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        return picture.convert("RGB")
 
 
 def _sampling(request: Mapping[str, Any]) -> Any:
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
     return OmniDiffusionSamplingParams(
-        **{name: value for name, value in request.items() if name not in ("prompt", "negative_prompt")}
+        **{name: value for name, value in request.items() if name not in ("prompt", "negative_prompt", "images")}
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -197,6 +198,27 @@ def test_a_checkpoint_that_is_not_there_is_not_tested(tmp_path: Path, capsys: py
     assert main(command) == 0
     (row,) = read_rows(tmp_path / "rows.jsonl")
     assert row.state == "not tested" and row.reason == "the checkpoint ./missing is not there"
+
+
+def test_a_picture_is_part_of_what_a_row_says(
+    qualify: Callable[..., Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = {"images": ["cat.png"]}
+    row = qualify(request=request)
+    assert (row.state, row.reason) == ("not tested", "request.images: cat.png is not there")
+    oracles: list[set[str]] = []
+    for content in (b"a cat", b"another cat"):
+        Path("cat.png").write_bytes(content)
+        row = qualify(request=request)
+        assert row.provenance is not None
+        assert row.provenance.assets == {"cat.png": hashlib.sha256(content).hexdigest()}
+        oracles.append({name for name in row.provenance.artefacts if name.startswith("oracle")})
+    assert not oracles[0] & oracles[1]
+    Path("cat.png").write_bytes(b"a third cat")
+    assert main(["qualify", "--row", "out/rows.jsonl#combination", "--out", "again"]) == 2
+    assert "cat.png is another picture than that of the row" in capsys.readouterr().err
+    assert not Path("again").exists()
 
 
 def test_a_process_that_dies_or_hangs_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

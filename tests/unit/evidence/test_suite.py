@@ -58,6 +58,7 @@ def test_the_oracle_keeps_what_is_meant_to_change_the_result(tmp_path: Path) -> 
         ("id: a, model: klein", "id: a, model: other", "a: model is 'other', expected one of: klein"),
         ("id: b", "id: a", "a stands twice"),
         ("seed: 1, ", "", "a: request.seed is None"),
+        ("seed: 1, ", "seed: 1, images: cat.png, ", "a: request.images is 'cat.png', expected a list of files"),
         ("devices: 2", "device: 2", "combinations.1.device: no row has this field"),
         ("id: b", "id: B b", "combinations.1.id"),
         ("models:", "models: {", "is no YAML"),
@@ -83,6 +84,7 @@ def test_the_tiny_suite_names_the_checkpoints_that_the_tools_write() -> None:
     models = read_suite("tiny").models
     written = {
         "klein": folder("klein", klein.VERSION),
+        "klein-edit": folder("klein", klein.VERSION),
         "h3": folder("minimax_h3", minimax_h3.VERSION) / "FL2VA",
         "wan": folder("wan", wan.VERSION),
     }
