@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.model_families", description=__doc__)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="only these (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--write", action="store_true", help=f"write {table.PAGE.name} (all families)")
+    parser.add_argument("--write", action="store_true", help="write the page of the documentation (all families)")
     parser.add_argument("--static", action="store_true", help="with static shapes (default: dynamic)")
     parser.add_argument("--full", action="store_true", help="whole components (default: regional)")
     parser.add_argument("--parity", action="store_true", help="compare outputs instead of counting blocks")
@@ -56,12 +56,12 @@ def _table(families: list[Family], options: argparse.Namespace) -> int:
 
     output = table.console()
     rows = []
+    granularity = "full" if options.full else "regional"
     started = time.monotonic()
     for family in families:
         if not family.pipeline:
             continue
         print(f"{time.monotonic() - started:4.0f} s  {family.name}", file=sys.stderr)
-        granularity = "full" if options.full else "regional"
         rows.append(measure(family, granularity=granularity, dynamic=not options.static))
     output.print(table.table(rows, plain=not output.is_terminal))
     for sentence in table.summary(rows):
@@ -69,7 +69,7 @@ def _table(families: list[Family], options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps([row.to_json() for row in rows], indent=2) + "\n")
     if options.write:
-        table.PAGE.write_text(table.page(rows, __version__))
+        table.PAGES[granularity].write_text(table.page(rows, __version__, granularity))
     faults = [f"{row.family.name}: {fault}" for row in rows for fault in row.faults]
     for fault in faults:
         output.print(fault)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,7 +18,8 @@ _CLAIM = re.compile(r"Model runner: (?P<path>[\w.]+) configured for lazy (?P<sco
 _IF_CALLED = "when the model calls them"
 # Words with which a line owns up to something that is not compiled.
 _SAID = re.compile(r"not compiled|skip|no blocks|nothing (is|to) compile|stays eager|setup_compile", re.IGNORECASE)
-
+# Words of a line that says of something that its compiled code failed, and that it is eager from then on.
+_FELL_BACK = "compiled call failed"
 
 Modules = Mapping[str, torch.nn.Module]
 
@@ -118,6 +119,8 @@ class Outcome:
         ran: Whether the model was run (a family that is only counted is not).
         claims: Lines that say a component was set up.
         silent: Blocks are left eager and no line says so.
+        raised: What the call raised, if it did: a user's request would have got that.
+        fallbacks: Lines that say of something that it failed to compile and is eager from then on.
     """
 
     blocks: int
@@ -127,6 +130,8 @@ class Outcome:
     ran: bool
     claims: list[Claim] = field(default_factory=list)
     silent: bool = False
+    raised: str = ""
+    fallbacks: list[str] = field(default_factory=list)
 
     @property
     def log(self) -> str:
@@ -140,18 +145,33 @@ class Outcome:
         return {**asdict(self), "log": self.log}
 
 
-def outcome(modules: Modules, watch: Compilations, lines: list[str], *, ran: bool) -> Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What became of the call of a model.
+
+    Args:
+        made: Whether it was called at all.
+        raised: What it raised.
+        lines: What was logged meanwhile.
+    """
+
+    made: bool
+    raised: Exception | None = None
+    lines: Sequence[str] = ()
+
+
+def outcome(modules: Modules, watch: Compilations, lines: list[str], call: Call) -> Outcome:
     """Judge one pipeline after it was set up and called.
 
     Args:
         modules: The stand-in's, by path.
         watch: What took torch.compile's place.
         lines: What was logged while it was set up.
-        ran: Whether it was called since.
+        call: What became of its call since.
     """
     # By id, since one module may have several paths.
     compiled = {id(module) for module in modules.values() if id(module) in watch.compiled and _replaced(module)}
-    idle = {identity for identity in compiled if ran and not watch.called[identity]}
+    idle = {identity for identity in compiled if call.made and not watch.called[identity]}
     inside = {id(part) for module in modules.values() if id(module) in compiled for part in module.modules()}
     blocks = repeated_blocks(modules).values()
     reached = [
@@ -172,9 +192,13 @@ def outcome(modules: Modules, watch: Compilations, lines: list[str], *, ran: boo
         modules=dict(Counter(type(watch.compiled[identity]).__name__ for identity in compiled)),
         share=sum(sizes[identity] for identity in inside) / max(1, sum(sizes.values())),
         idle=len(idle),
-        ran=ran,
+        ran=call.made,
         claims=claims,
         silent=bool(blocks) and not compiled and not any(_SAID.search(line) for line in lines),
+        raised=""
+        if call.raised is None
+        else f"{type(call.raised).__name__}: {next(iter(str(call.raised).splitlines()), '')}",
+        fallbacks=[line for line in call.lines if _FELL_BACK in line],
     )
 
 

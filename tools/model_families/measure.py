@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from tools.model_families.facts import Compilations, Modules, Outcome, modules_of, outcome, repeated_blocks
+from tools.model_families.facts import Call, Compilations, Modules, Outcome, modules_of, outcome, repeated_blocks
 from tools.model_families.family import Family
 from tools.model_families.host import build, host
-from tools.model_families.stand_in import load, stand_in
+from tools.model_families.stand_in import load, recorded_log, stand_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,12 @@ class Row:
 
     @property
     def faults(self) -> list[str]:
-        """What ours may not do: claim what did not happen, or leave a family out in silence."""
+        """What ours may not do: claim what did not happen, or leave a family out in silence, or fail."""
         faults = [f"false: {claim.line}" for claim in self.ours.claims if not claim.true]
         if self.ours.silent:
             faults.append("left out in silence")
+        if self.ours.raised:
+            faults.append(f"raised {self.ours.raised}")
         return faults
 
     def to_json(self) -> dict[str, Any]:
@@ -89,8 +91,17 @@ def _one(family: Family, granularity: str, dynamic: bool) -> tuple[tuple[str, ..
         watch = Compilations()
         with watch.watching():
             _, lines = load(pipeline, od_config, granularity=granularity, dynamic=dynamic)
-        if not family.meta:
-            family.call(component, family.inputs(1, dtype))
+        raised = None
+        with recorded_log() as log:
+            if not family.meta:
+                try:
+                    family.call(component, family.inputs(1, dtype))
+                except Exception as error:  # noqa: BLE001 - it is a result: stock has no fallback
+                    raised = error
         modules = modules_of(pipeline, family.path, component)
         declared = tuple(getattr(pipeline, "_dit_modules", ()))
-        return declared, modules, outcome(modules, watch, lines, ran=not family.meta)
+        return (
+            declared,
+            modules,
+            outcome(modules, watch, lines, Call(made=not family.meta, raised=raised, lines=log.lines)),
+        )

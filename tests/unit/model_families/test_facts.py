@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tools.model_families.facts import Compilations, Outcome, modules_of, outcome, repeated_blocks
+from tools.model_families.facts import Call, Compilations, Outcome, modules_of, outcome, repeated_blocks
 
 LINE = "Model runner: {} configured for lazy regional torch.compile with dynamic=True; and more"
 
@@ -51,7 +51,7 @@ def judged(model: Model, lines: list[str], *, compiling: bool = True) -> Outcome
             block.forward = torch.compile(block.forward)
     with torch.no_grad():
         model(torch.ones(1, 2))
-    return outcome(modules_of(pipeline, "transformer", model), watch, lines, ran=True)
+    return outcome(modules_of(pipeline, "transformer", model), watch, lines, Call(made=True))
 
 
 def test_blocks_are_counted_by_structure_alone() -> None:

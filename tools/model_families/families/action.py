@@ -12,6 +12,8 @@ import torch
 from tools.model_families.family import Draw, Family
 
 _HORIZON = {1: 4, 2: 6, 3: 10}
+# Steps and numbers of each in an action: with a few numbers a distance from fp32 is chance.
+_CHUNK, _ACTION = 32, 16
 _VISION = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14, "image_size": 28,
 }  # fmt: skip
@@ -50,14 +52,20 @@ def _pi0(od_config: Any) -> Any:  # noqa: ARG001 - the pipeline hands it none
     from vllm_omni.diffusion.models.pi0 import modeling_pi0
     from vllm_omni.diffusion.models.pi0.config import Pi0Config
 
-    return _pi(modeling_pi0, "Pi0ForActionPrediction", Pi0Config(max_action_dim=4, max_state_dim=4, chunk_size=4))
+    return _pi(
+        modeling_pi0,
+        "Pi0ForActionPrediction",
+        Pi0Config(max_action_dim=_ACTION, max_state_dim=_ACTION, chunk_size=_CHUNK),
+    )
 
 
 def _pi05(od_config: Any) -> Any:  # noqa: ARG001 - the pipeline hands it none
     from vllm_omni.diffusion.models.pi05 import modeling_pi05
     from vllm_omni.diffusion.models.pi05.config import Pi05Config
 
-    config = Pi05Config(max_action_dim=4, max_state_dim=4, chunk_size=4, n_action_steps=4, max_cameras=1)
+    config = Pi05Config(
+        max_action_dim=_ACTION, max_state_dim=_ACTION, chunk_size=_CHUNK, n_action_steps=_CHUNK, max_cameras=1
+    )
     return _pi(modeling_pi05, "Pi05ForActionPrediction", config)
 
 
@@ -69,13 +77,13 @@ def _pi_inputs(size: int, dtype: torch.dtype) -> Mapping[str, Any]:
         "image_masks": [torch.ones(1, dtype=torch.bool)],
         "lang_tokens": draw.tokens(1, text, below=64),
         "lang_masks": torch.ones(1, text, dtype=torch.bool),
-        "noise": draw.normal(1, 4, 4).float(),
+        "noise": draw.normal(1, _CHUNK, _ACTION).float(),
         "num_steps": 2,
     }
 
 
 def _pi0_inputs(size: int, dtype: torch.dtype) -> Mapping[str, Any]:
-    return {**_pi_inputs(size, dtype), "state": Draw(size + 10, dtype).normal(1, 4)}
+    return {**_pi_inputs(size, dtype), "state": Draw(size + 10, dtype).normal(1, _ACTION)}
 
 
 def _sample(model: Any, inputs: Mapping[str, Any]) -> Any:
