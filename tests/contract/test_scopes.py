@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from vllm_omni.diffusion.worker import diffusion_model_runner
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
+from vllm_omni.model_executor.models.omnivoice.omnivoice_generator import OmniVoiceGenerator
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.errors import ComponentError, SettingError
@@ -332,3 +333,18 @@ def test_what_torch_computes_wrongly_with_dynamic_shapes_stays_out_of_full_scope
     torch.compiler.reset()
     with torch.no_grad():
         assert torch.allclose(model(X), expected) is right
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_what_captures_cuda_graphs_of_its_own_stays_out_of_full_scope_where_it_does(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The release's own name for it; a generator without graphs has None there.
+    assert "self._cuda_graph_fwd" in inspect.getsource(OmniVoiceGenerator.__init__)
+    model = Undeclared()
+    vars(model)["_cuda_graph_fwd"] = object()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    load(pipeline_of(transformer=model), scope="full")
+    assert (model._compiled_call_impl is None) == cuda
+    assert ("captures CUDA graphs of its own" in caplog.text) == cuda
+    assert bool(configured(caplog)) != cuda

@@ -24,6 +24,9 @@ _OF_PROMPT_ROWS = ("MiniMaxH3TokenRefinerBlock",)
 # number `torch.add(self.eps, x, alpha=a)` loses `a` there. For Anima that is 0.8 of the output's scale. Only full scope
 # has the module in a graph.
 _WRONG_IF_DYNAMIC = ("CosmosLearnablePositionalEmbed",)
+# On OmniVoice's generator: what captures CUDA graphs of it while it runs. Code that is traced for the first time within
+# a capture ends both.
+_CAPTURES = "_cuda_graph_fwd"
 
 # On a pipeline: what of its blocks' arguments is dynamic whatever the setting.
 _DYNAMIC = "_diffusion_compile_dynamic_source"
@@ -163,11 +166,20 @@ def _with_blocks(path: str, module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _compile(path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None) -> None:
+    import torch
+
     from vllm_omni_diffusion_compile.compile.events import LOG
     from vllm_omni_diffusion_compile.compile.latch import first_line
     from vllm_omni_diffusion_compile.compile.scope import compile_component
 
     scope, config = settings.diffusion_compile_granularity, settings.diffusion_compile_config
+    if scope == "full" and getattr(component, _CAPTURES, None) is not None and torch.cuda.is_available():
+        _logger().warning(
+            "Model runner: %s is not compiled: it captures CUDA graphs of its own, within which nothing can be "
+            "compiled. OMNIVOICE_CUDA_GRAPH=0 has it do without.",
+            path,
+        )
+        return
     protect = Protect(path, component, settings, ranks, _logger())
     outcome = compile_component(
         component, path, scope=scope, protect=protect, infer=config.infer_regions,
