@@ -85,16 +85,18 @@ def run(options: argparse.Namespace) -> int:
         return f"vllm-omni-compile qualify --row {options.row or f'{file}#{name}'}"
 
     write_to = evidence if options.row is None else None
+    processes = Processes()
     try:
         with interrupts.raised(), _Progress(len(combinations)) as progress:
             running = Run(
-                out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, processes=Processes(),
+                out=options.out, timeout_s=timeout_s, devices=device_count(), command=command, processes=processes,
                 started=progress.started, ended=progress.ended, reuse_oracles=options.reuse_oracles,
             )  # fmt: skip
             rows = _rows(running, combinations, options.jobs, write_to, progress.advance)
     except interrupts.Interrupted as interrupt:
         done = "" if write_to is None else f"; rows of what was done are in {evidence}, if there are any"
-        print(f"stopped by {interrupt}; no process is left{done}", file=sys.stderr)
+        left = f"still there after SIGKILL: {', '.join(processes.left)}" if processes.left else "no process is left"
+        print(f"stopped by {interrupt}; {left}{done}", file=sys.stderr)
         return _INTERRUPTED + interrupt.number
     if options.json:
         print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))

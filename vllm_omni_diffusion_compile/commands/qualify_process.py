@@ -30,9 +30,14 @@ class StoppedError(EvidenceError):
 
 
 class Processes:
-    """Runs arms, from several threads at once if need be, until told to stop."""
+    """Runs arms, from several threads at once if need be, until told to stop.
+
+    Attributes:
+        left: What was still there after SIGKILL.
+    """
 
     def __init__(self) -> None:
+        self.left: list[str] = []
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -65,6 +70,7 @@ class Processes:
                 status = self._status(process, session, timeout_s)
             finally:
                 left = session.stop()
+                self.left += map(str, left)
         if left:
             raise EvidenceError(f"still there after SIGKILL: {', '.join(map(str, left))}")
         if status is None:

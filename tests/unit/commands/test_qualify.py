@@ -342,6 +342,22 @@ def test_an_oracle_is_reused_on_the_same_machine_only(tmp_path: Path, monkeypatc
     assert again() == ["combination", "oracle", "oracle"]
 
 
+def test_a_process_that_nothing_ends_is_named_to_who_stops_it(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(processes: Processes, folder: Path, _: float) -> dict[str, Any]:
+        processes.left.append("a worker in uninterruptible sleep")
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1)
+        return answered(folder)
+
+    monkeypatch.setattr(Processes, "run", run)
+    assert main(["qualify", "--suite", str(suite), "--out", str(tmp_path / "out")]) == 128 + signal.SIGINT
+    said = capsys.readouterr().err
+    assert "stopped by SIGINT; still there after SIGKILL: a worker in uninterruptible sleep" in said
+    assert "no process is left" not in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_stops_it_stops_all_that_it_started(suite: Path, tmp_path: Path, number: signal.Signals) -> None:
     python = tmp_path / "python"
