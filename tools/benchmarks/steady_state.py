@@ -4,7 +4,8 @@ Two servers of a tiny checkpoint run at once and are idle but for one request at
 hits both alike. Run it with
 
     python -m tools.benchmarks.steady_state klein
-    python -m tools.benchmarks.steady_state minimax_h3
+
+or minimax_h3, qwen_image, wan.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def request_image(server: Server) -> None:
     server.images("a lighthouse", size="256x256", num_inference_steps=4, seed=1, n=1)
 
 
+def request_silent_video(server: Server) -> None:
+    """Ask for a video."""
+    server.videos("a cat", size="128x128", num_frames=9, num_inference_steps=2, seed=1)
+
+
 def request_video(server: Server) -> None:
     """Ask for a video with sound."""
     aspect = {"aspect_ratio": "1:1"}
@@ -41,6 +47,8 @@ def request_video(server: Server) -> None:
 
 MODELS: dict[str, tuple[str, tuple[str, ...], Any]] = {
     "klein": ("", (), request_image),
+    "qwen_image": ("", (), request_image),
+    "wan": ("", (), request_silent_video),
     "minimax_h3": ("FL2VA", ("--trust-remote-code",), request_video),
 }
 
