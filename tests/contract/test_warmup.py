@@ -19,6 +19,8 @@ from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
 from vllm_omni.diffusion.executor.uniproc_executor import UniProcDiffusionExecutor
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
+from vllm_omni_diffusion_compile.upstream import serving_thread
+
 pytestmark = pytest.mark.contract
 
 
@@ -295,17 +297,11 @@ def test_distributed_offload_over_several_shards(build: Callable[..., Any], rele
     assert len(engine.requests) == (2 if release >= (0, 30) else 1)
 
 
-def test_a_worker_in_this_process_is_warmed_in_the_thread_that_serves(build: Callable[..., Any]) -> None:
+def test_a_worker_in_this_process_serves_in_the_thread_that_declared_shapes_were_warmed_in() -> None:
     executor = object.__new__(UniProcDiffusionExecutor)
     executor._closed = False
-    executor.driver_worker = SimpleNamespace(execute_method=lambda method: (method, threading.get_ident()))
-    engine = build(lambda number, request: executor.collective_rpc(f"request {number}") and None)
-    engine.executor = executor
-    engine.collective_rpc = lambda method, **_: []
-    asked = Mock(wraps=executor.driver_worker.execute_method)
-    executor.driver_worker.execute_method = asked
-    engine.run_startup_warmup()
-    assert asked.call_count == 2
+    executor.driver_worker = Mock(execute_method=lambda method: (method, threading.get_ident()))
+    serving_thread.warm_where_it_serves(SimpleNamespace(executor=executor))
     computed: list[Any] = []
     for _ in range(2):  # as the engine's loop, and another one after it was restarted
         thread = threading.Thread(target=lambda: computed.extend(executor.collective_rpc("serve")))

@@ -50,8 +50,8 @@ compiled: vLLM-Omni {release} without this package (stock) and with it (ours), o
 - *compiled*: how many of the blocks are inside of what is compiled. *idle*: the model never calls what was set up.
 - *log*: `true` if every line "... configured for lazy full torch.compile ..." speaks of something that is compiled and,
   unless the line leaves that open, called. *silent*: the family has blocks, none is compiled, and no line says so.
-- *raised*: the call failed in the compiler, and a user's request would have. *fell back*: it failed in the compiler,
-  was answered eagerly, and the log says so.
+- *raised*: the call failed, and a user's request would have. *fell back*: it failed in the compiler, was answered
+  eagerly, and the log says so.
 
 """
 
@@ -106,10 +106,13 @@ def summary(rows: Sequence[Row]) -> list[str]:
         false = sum(outcome.log == "false" for outcome in outcomes)
         silent = sum(outcome.silent for outcome in outcomes)
         raised = sum(bool(outcome.raised) for outcome in outcomes)
+        fell_back = sum(bool(outcome.fallbacks) for outcome in outcomes)
         with_blocks = sum(bool(row.blocks) for row in rows)
         sentences.append(
             f"{name}: blocks are compiled in {len(some)} of {with_blocks} families that have any; "
-            f"{false} false log line(s), {silent} left out in silence" + (f", {raised} raised." if raised else ".")
+            f"{false} false log line(s), {silent} left out in silence"
+            + (f", {raised} raised" if raised else "")
+            + (f", {fell_back} fell back, and so ran eagerly in part or as a whole." if fell_back else ".")
         )
     return sentences
 
@@ -120,9 +123,9 @@ def page(rows: Sequence[Row], release: str, granularity: str) -> str:
     lines = [intro.format(release=release).rstrip("\n"), ""]
     lines += [*summary(rows), "", f"| {' | '.join(_HEADINGS)} |", f"|{'---|' * len(_HEADINGS)}"]
     lines += [f"| {' | '.join(cells(row))} |" for row in rows]
-    if granularity == "full":
-        return "\n".join(lines) + "\n"
     lines += ["", "## Limits", ""]
+    if granularity == "full":
+        lines += ["- omnivoice: where it captures CUDA graphs of its own, which it does on a GPU, it is left as it is."]
     lines += [f"- {row.family.name}: {row.family.limits}." for row in rows if row.family.limits]
     lines += ["", "## Not built", ""]
     lines += [f"- {missing.name}: {missing.reason}." for missing in NOT_BUILT]

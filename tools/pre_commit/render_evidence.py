@@ -90,10 +90,10 @@ has no validated row on its hardware.
 
 # What is to be known of all rows of a file, by its name.
 _NOTES = {
-    "h200": "Random weights in the real widths (`python -m tools.benchmarks.gpu.checkpoints klein_3_9b`), and the "
-    "suite `tools/benchmarks/gpu/h200.yaml`. The machine had no vLLM of its own: vLLM's Python code ran there with "
-    "Triton stand-ins for its norm and activation kernels, the oracle as well. Full scope is explained in "
-    "[scopes](scopes.md#how-near-to-eager).",
+    "h200": "Random weights in the real widths (`python -m tools.benchmarks.gpu.checkpoints klein_3_9b`, and "
+    "`wan_1_3b`), and the suite `tools/benchmarks/gpu/h200.yaml`. The machine had no vLLM of its own: vLLM's Python "
+    "code ran there with Triton stand-ins for its norm and activation kernels, the oracle as well. Full scope is "
+    "explained in [scopes](scopes.md#how-near-to-eager).",
 }
 _HEADINGS = (
     "Row", "State", "Scope", "Shapes", "VAE", "Attention", "Other", "Dtype", "Request",

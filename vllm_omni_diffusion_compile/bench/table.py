@@ -32,17 +32,18 @@ def table(result: Result) -> Table:
     grid.caption = (
         f"Seconds; {plan.requests} request(s) of each shape in each of {plan.rounds} rounds, after the first one. "
         "Noise: of the median, by its 95 % interval and by what the rounds differ in."
-        + "".join(f"\n{name}: dense attention in some calls ({'; '.join(why)})." for name, why in _dense(result))
+        + "".join(f"\n{line}" for line in _dense(result))
     )
     return grid
 
 
-def _dense(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
+def _dense(result: Result) -> Iterator[str]:
     """Tell of arms whose attention was to be block-sparse and was not always."""
     for entry in result.arms:
         reasons = dict.fromkeys(reason for start in result.starts_of(entry.name) for reason in start.stayed_dense)
         if reasons:
-            yield entry.name, list(reasons)
+            why = "; ".join(reasons)
+            yield f"{entry.name}: dense attention in some calls, those of the start included ({why})."
 
 
 def _title(result: Result) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,20 @@ MACHINE = "machine"
 API = "api"
 # The SHA-256 of each picture of the request, by its file: an oracle of another picture is another oracle.
 ASSETS = "assets"
+
+
+def _still_there(assets: Mapping[str, str]) -> None:
+    """See that pictures are the ones whose hashes will stand in the row.
+
+    Raises:
+        EvidenceError: One is another one.
+    """
+    from vllm_omni_diffusion_compile.errors import EvidenceError
+    from vllm_omni_diffusion_compile.evidence import file_digest
+
+    changed = [file for file, known in assets.items() if file_digest(Path(file)) != known]
+    if changed:
+        raise EvidenceError(f"request.images: {', '.join(changed)} has changed since the run began")
 
 
 def main(folder: Path) -> None:
@@ -33,9 +48,11 @@ def main(folder: Path) -> None:
     try:
         described = json.loads((folder / ARM).read_text(encoding="utf-8"))
         described.pop(MACHINE, None)
-        described.pop(ASSETS, None)
+        assets = described.pop(ASSETS, {})
+        _still_there(assets)
         run = run_served if described.pop(API) == "http" else run_arm
         result = run(Arm(**described), folder)
+        _still_there(assets)
     except Exception as error:  # noqa: BLE001 - reported as the result
         traceback.print_exc()
         result = {"error": {"type": type(error).__name__, "message": str(error)}}

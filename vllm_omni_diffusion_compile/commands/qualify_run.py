@@ -56,6 +56,7 @@ class Run:
     ended: Callable[[str], None]
     reuse_oracles: bool = False
     _arms: dict[str, Future[dict[str, Any]]] = field(default_factory=dict)
+    _hashes: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def row(self, declared: Declared) -> Row:
@@ -117,10 +118,19 @@ class Run:
         """Run the oracle, or take the one that an earlier combination had run."""
         known = {
             "checkpoint": declared.checkpoint, "settings": declared.oracle, "request": declared.request,
-            **({ASSETS: _assets(declared)} if declared.images else {}),
+            **self._with_assets(declared),
         }  # fmt: skip
         name = f"oracle-{'fp32-' if in_fp32 else ''}{digest(known)[:12]}"
         return self._arm(name, declared.checkpoint, declared.oracle, declared, in_fp32=in_fp32)
+
+    def _with_assets(self, declared: Declared) -> dict[str, dict[str, str]]:
+        """Return the hashes of the pictures of a request, as they were when this run first looked; empty without."""
+        with self._lock:
+            for file in declared.images:
+                if file not in self._hashes and Path(file).is_file():
+                    self._hashes[file] = file_digest(Path(file))
+            known = {file: self._hashes[file] for file in declared.images if file in self._hashes}
+        return {ASSETS: known} if known else {}
 
     def _arm(
         self, name: str, checkpoint: str, settings: Mapping[str, Any], declared: Declared, *, in_fp32: bool = False
@@ -131,7 +141,7 @@ class Run:
         if known is None:  # nobody has begun it: it is ours, and whoever else needs it waits
             described = {
                 "checkpoint": checkpoint, "settings": settings, "request": declared.request, "in_fp32": in_fp32,
-                ASSETS: _assets(declared),
+                **self._with_assets(declared),
                 API: declared.api if name == declared.id else "offline",
                 MACHINE: {"hardware": hardware(), "environment": environment()},
             }  # fmt: skip
@@ -182,7 +192,7 @@ class Run:
                 "settings": declared.settings,
                 "oracle": declared.oracle,
                 "request": declared.request,
-                "assets": _assets(declared),
+                "assets": self._with_assets(declared).get(ASSETS, {}),
                 "seed": declared.request["seed"],
                 "artefacts": _digests(self.out, (arms or {}).values()),
                 "environment": (subject or {}).get("environment") or environment(),
@@ -250,11 +260,12 @@ def _key(declared: Declared, subject: Mapping[str, Any]) -> dict[str, Any]:
     bucketed = isinstance(config, Mapping) and config.get(_BUCKETS) is not None
     size = f"{request.get('width', '?')}x{request.get('height', '?')}"
     frames = request.get("num_frames", 1)
+    shape = size if frames == 1 else f"{size}, {frames} frames"
     return {
         **known,
         "task": declared.task,
         "api_mode": declared.api,
-        "shape": size if frames == 1 else f"{size}, {frames} frames",
+        "shape": ", ".join([shape, *map(_size_of, declared.images)]),
         "schedule": f"{scheduler}, {request.get('num_inference_steps', 'default')} steps",
         "packed_layout": "none" if packed is None else f"{packed} rows",
         "output_representation": known.get("output_representation", "not known"),
@@ -309,8 +320,14 @@ def _revision(checkpoint: str) -> str:
     return revision(Path(checkpoint)) if Path(checkpoint).is_dir() else "not known"
 
 
-def _assets(declared: Declared) -> dict[str, str]:
-    return {file: file_digest(Path(file)) for file in declared.images if Path(file).is_file()}
+def _size_of(picture: str) -> str:
+    from PIL import Image
+
+    try:
+        with Image.open(picture) as opened:
+            return f"picture of {opened.width}x{opened.height}"
+    except OSError:  # which ends the run of who reads it
+        return "picture"
 
 
 def _name(checkpoint: str) -> str:

@@ -152,8 +152,10 @@ class Provenance(_Strict):
             raise ValueError(
                 f"request_sha256 is {self.request_sha256}, but that of the request is {digest(self.request)}"
             )
-        if any(Path(path).is_absolute() or ".." in Path(path).parts for path in self.artefacts):
+        if not all(map(is_below, self.artefacts)):
             raise ValueError("artefacts are named by paths below the output folder of the command")
+        if not all(map(is_below, self.assets)):
+            raise ValueError("assets are named by paths below the working directory of the command")
         return self
 
 
@@ -277,6 +279,11 @@ def _message(detail: Any) -> str:
         return str(detail["ctx"]["error"])
     found = repr(detail["input"])
     return f"{detail['msg']}, found {found if len(found) <= 80 else found[:77] + '...'}"
+
+
+def is_below(path: str) -> bool:
+    """Whether a path says nothing of where on a machine something lies."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
 def digest(value: object) -> str:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from vllm_omni_diffusion_compile.errors import EvidenceError
-from vllm_omni_diffusion_compile.evidence.row import Row, explain, file_digest
+from vllm_omni_diffusion_compile.evidence.row import Row, explain, file_digest, is_below
 
 # Settings that only say how the same result is computed: the oracle does without them.
 _HOW = frozenset(
@@ -101,8 +101,16 @@ class Suite(_Strict):
                 )
             request = self.declared(combination).request
             images = request.get("images", [])
-            if not isinstance(images, list) or not all(isinstance(file, str) for file in images):
-                raise ValueError(f"{combination.id}: request.images is {images!r}, expected a list of files")
+            if not isinstance(images, list) or not all(isinstance(file, str) and is_below(file) for file in images):
+                raise ValueError(
+                    f"{combination.id}: request.images is {images!r}, expected a list of files, "
+                    "named by their paths below the working directory"
+                )
+            if combination.api == "http" and images:
+                raise ValueError(
+                    f"{combination.id}: api (--api) is 'http' and request.images is {images!r}: "
+                    "the endpoint takes none; leave one of them out"
+                )
             seed = request.get("seed")
             if not isinstance(seed, int) or isinstance(seed, bool):
                 raise ValueError(  # noqa: TRY004 - what pydantic makes an error of the suite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,10 +50,10 @@ def run_arm(arm: Arm, folder: Path) -> dict[str, Any]:
     omni = Omni(model=arm.checkpoint, worker_extension_cls=EXTENSION, **arm.settings)
     try:
         ready = time.perf_counter()
-        omni.generate(_prompt(arm.request), _sampling(arm.request), use_tqdm=False)
+        omni.generate(_prompt(arm), _sampling(arm.request), use_tqdm=False)
         key = _ask(omni, "diffusion_compile_observe", arm.in_fp32)
         asked = time.perf_counter()
-        outputs = omni.generate(_prompt(arm.request), _sampling(arm.request), use_tqdm=False)
+        outputs = omni.generate(_prompt(arm), _sampling(arm.request), use_tqdm=False)
         answered = time.perf_counter()
         facts = _ask(omni, "diffusion_compile_observed", str(folder / "seen.npz"))
     finally:
@@ -94,19 +95,27 @@ def result(
     }
 
 
-def _prompt(request: Mapping[str, Any]) -> dict[str, Any]:
-    words = {name: request[name] for name in ("prompt", "negative_prompt") if name in request}
-    pictures = [_picture(file) for file in request.get("images", ())]
+def _prompt(arm: Arm) -> dict[str, Any]:
+    words = {name: arm.request[name] for name in ("prompt", "negative_prompt") if name in arm.request}
+    pictures = [_picture(file, arm.checkpoint) for file in arm.request.get("images", ())]
     if pictures:
         words["multi_modal_data"] = {"image": pictures[0] if len(pictures) == 1 else pictures}
     return words
 
 
-def _picture(file: str) -> Any:
+def _picture(file: str, checkpoint: str) -> Any:
+    """Read a picture, in the colours that the server would hand to the model."""
     from PIL import Image
+    from vllm_omni.diffusion.io_support import image_color_format
 
     with Image.open(file) as picture:
-        return picture.convert("RGB")
+        return picture.convert(image_color_format(_pipeline_class(checkpoint)))
+
+
+def _pipeline_class(checkpoint: str) -> str:
+    folder = checkpoint_folder(checkpoint)
+    index = None if folder is None else folder / "model_index.json"
+    return str(json.loads(index.read_bytes()).get("_class_name")) if index is not None and index.is_file() else ""
 
 
 def _sampling(request: Mapping[str, Any]) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 from vllm_omni_diffusion_compile.settings import VAE
 from vllm_omni_diffusion_compile.upstream.answerable import PROMPT, warmup_of, why_no_request
-from vllm_omni_diffusion_compile.upstream.serving_thread import warm_where_it_serves
 from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 from vllm_omni_diffusion_compile.warmup.plan import Size
 from vllm_omni_diffusion_compile.warmup.run import CompileFacts, Warmed, first_request, further_requests
@@ -41,7 +40,6 @@ def real_request_after_dummy_run(dummy_run: Callable[[Any], None]) -> Callable[[
             if reason is not None:
                 _logger().info("No real request-path warmup: %s.", reason)
                 return
-            warm_where_it_serves(self)
             for warmed in first_request(_Sender(self), functools.partial(_facts, self), _dummy_steps(self)):
                 _log(warmed)
                 if warmed.error is None:

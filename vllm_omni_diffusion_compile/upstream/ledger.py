@@ -411,8 +411,8 @@ _SHAPES = (
         target="vllm_omni.diffusion.executor.uniproc_executor:UniProcDiffusionExecutor.collective_rpc",
         make=serving_thread.ask_in_its_thread,
         parameters=("self", "method", "timeout", "args", "kwargs", "unique_reply_rank", "exec_all_ranks"),
-        why="Torch keeps cuDNN's plans by thread, and the release serves in another one than it warms up in: the first "
-        "request of each shape makes them again.",
+        why="Torch keeps cuDNN's plans by thread, and the release serves in another one than it warms up in: they are "
+        "made once more for each declared shape.",
         upstream="none yet: with one shape, which is what the release warms, it is little",
         remove_when="the release warms up in the thread that serves",
     ),

@@ -32,6 +32,7 @@ class ServingThread:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._ended = False
         # A daemon: a warmup request that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=_work, args=(self._tasks,), name=_NAME, daemon=True)
         self._thread.start()
@@ -42,14 +43,19 @@ class ServingThread:
         Raises:
             BaseException: What it raised.
         """
-        if threading.current_thread() is self._thread:  # a part of what it is doing
+        if self._ended or threading.current_thread() is self._thread:  # or it is a part of what the thread is doing
             return what()
         future: Future[Any] = Future()
         self._tasks.put((what, future))
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            # Else an error would hold this frame, and this frame the error with all that the worker had in its hands.
+            del future
 
     def end(self) -> None:
-        """Have the thread end after what was asked for."""
+        """Have the thread end after what was asked for; what is asked for from now on is done where it is asked for."""
+        self._ended = True
         self._tasks.put(None)
 
 
@@ -66,11 +72,13 @@ def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
 def warm_where_it_serves(engine: Any) -> None:
     """Have what the engine's worker is asked for from now on done by one thread, if that worker is in this process."""
     executor = getattr(engine, "executor", None)
-    if getattr(executor, "driver_worker", None) is None or hasattr(executor, _THREAD):
+    worker = getattr(executor, "driver_worker", None)
+    if worker is None or hasattr(executor, _THREAD):
         return
     thread = ServingThread()
     setattr(executor, _THREAD, thread)
-    weakref.finalize(executor, thread.end)
+    # An executor that was shut down has let go of its worker.
+    weakref.finalize(worker, thread.end).atexit = False
 
 
 def ask_in_its_thread(collective_rpc: Callable[..., Any]) -> Callable[..., Any]:

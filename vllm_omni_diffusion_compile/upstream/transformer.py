@@ -176,7 +176,7 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
     if scope == "full" and getattr(component, _CAPTURES, None) is not None and torch.cuda.is_available():
         _logger().warning(
             "Model runner: %s is not compiled: it captures CUDA graphs of its own, within which nothing can be "
-            "compiled. OMNIVOICE_CUDA_GRAPH=0 has it do without.",
+            "compiled. OMNIVOICE_CUDA_GRAPH=0 has it do without, unless its config.json says enable_cuda_graph.",
             path,
         )
         return

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.unit.evidence.rows import KEY, TRACE, validated
-from vllm_omni_diffusion_compile.commands import qualify_run
+from vllm_omni_diffusion_compile.commands import qualify_arm, qualify_run
 from vllm_omni_diffusion_compile.commands.main import main
 from vllm_omni_diffusion_compile.commands.qualify_process import Processes
 from vllm_omni_diffusion_compile.evidence import Row, read_rows, revision, versions, write_rows
@@ -219,6 +219,27 @@ def test_a_picture_is_part_of_what_a_row_says(
     assert main(["qualify", "--row", "out/rows.jsonl#combination", "--out", "again"]) == 2
     assert "cat.png is another picture than that of the row" in capsys.readouterr().err
     assert not Path("again").exists()
+
+
+def test_a_picture_that_changes_while_it_is_asked_about_fails_the_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cat.png").write_bytes(b"a cat")
+    known = hashlib.sha256(b"a cat").hexdigest()
+    arm = {"checkpoint": "m", "settings": {}, "request": {}, "in_fp32": False, "api": "offline"}
+    Path("arm.json").write_text(json.dumps(arm | {"assets": {"cat.png": known}}))
+
+    def answer(arm: Any, folder: Path) -> dict[str, Any]:
+        Path("cat.png").write_bytes(b"another cat")
+        return {}
+
+    monkeypatch.setattr("vllm_omni_diffusion_compile.plugin.register", lambda: None)
+    monkeypatch.setattr("vllm_omni_diffusion_compile.upstream.arm.run_arm", answer)
+    monkeypatch.setattr("os._exit", lambda status: None)
+    qualify_arm.main(tmp_path)
+    error = json.loads(Path("result.json").read_text())["error"]
+    assert error["message"] == "request.images: cat.png has changed since the run began"
 
 
 def test_a_process_that_dies_or_hangs_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

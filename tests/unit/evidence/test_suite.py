@@ -59,6 +59,8 @@ def test_the_oracle_keeps_what_is_meant_to_change_the_result(tmp_path: Path) -> 
         ("id: b", "id: a", "a stands twice"),
         ("seed: 1, ", "", "a: request.seed is None"),
         ("seed: 1, ", "seed: 1, images: cat.png, ", "a: request.images is 'cat.png', expected a list of files"),
+        ("seed: 1, ", "seed: 1, images: [/home/me/cat.png], ", "expected a list of files, named by their paths below"),
+        ("seed: 1, ", "seed: 1, images: [cat.png], ", "a: api (--api) is 'http' and request.images is ['cat.png']"),
         ("devices: 2", "device: 2", "combinations.1.device: no row has this field"),
         ("id: b", "id: B b", "combinations.1.id"),
         ("models:", "models: {", "is no YAML"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -11,14 +15,21 @@ import pytest
 from vllm_omni_diffusion_compile.upstream.serving_thread import ask_in_its_thread, warm_where_it_serves
 
 
+class Activations:
+    """What a request has in its hands when it fails."""
+
+
 class Executor:
     """Computes in the thread that asks, as the host's executor with a worker in this process does."""
 
     def __init__(self) -> None:
-        self.driver_worker = object()
+        self.driver_worker: Activations | None = Activations()
+        self.last: weakref.ref[Activations] = weakref.ref(self.driver_worker)
 
     def rpc(self, method: str) -> threading.Thread:
         if method == "fails":
+            activations = Activations()
+            self.last = weakref.ref(activations)
             raise ValueError("a request of its own")
         if method == "nested":
             return ask(self, "where")
@@ -67,12 +78,27 @@ def test_what_it_raises_is_raised_where_it_was_asked_for_and_it_goes_on() -> Non
     assert ask(executor, "where").is_alive()
 
 
-def test_the_thread_ends_with_its_executor() -> None:
+def test_what_failed_leaves_nothing_behind_that_only_garbage_collection_finds() -> None:
+    executor = warmed()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            ask(executor, "fails")
+        deadline = time.monotonic() + 10  # the thread lets go of it in a moment of its own
+        while executor.last() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert executor.last() is None
+    finally:
+        gc.enable()
+
+
+def test_the_thread_ends_with_its_worker_and_nobody_waits_for_it_then() -> None:
     executor = warmed()
     thread = ask(executor, "where")
-    del executor
+    executor.driver_worker = None  # as after a shutdown
     thread.join(timeout=10)
     assert not thread.is_alive()
+    assert ask(executor, "where") is threading.current_thread()
 
 
 def test_workers_in_processes_of_their_own_are_left_alone() -> None:

@@ -9,7 +9,7 @@ left. OUT.json is written anew after every step, so that a run which is cut shor
 
 Beside the seconds of each request stands what can make one slow without compiling: seconds of Python's garbage
 collection, and calls of cudaMalloc. Each size is asked for in two rounds. The first request of the second round meets
-a server that has answered many of its size, so what it takes above the median is the machine's and not the server's.
+a server that has answered many of its size, and others since.
 
 CHECKPOINT is written where it does not exist, as `tools.benchmarks.gpu.checkpoints klein_3_9b` writes it. `--tiny`
 serves a tiny checkpoint, for a dry run without an accelerator.
@@ -199,10 +199,12 @@ def summary(arms: Mapping[str, Mapping[str, Any]], sizes: Sequence[tuple[int, in
             first, *further = arm.get("seconds", {}).get(size, [None])
             if first is None or not further:
                 continue
+            again = arm.get("again", {}).get("seconds", {}).get(size, [])
+            further += again[1:]
             medians[name] = statistics.median(further)
             told[f"{size}, {name}, median s"] = round(medians[name], 4)
             told[f"{size}, {name}, first / median"] = round(first / medians[name], 3)
-            if again := arm.get("again", {}).get("seconds", {}).get(size):
+            if again:
                 told[f"{size}, {name}, first of the second round / median"] = round(again[0] / medians[name], 3)
             if name != "stock" and "stock" in medians:
                 told[f"{size}, {name} / stock"] = round(medians[name] / medians["stock"], 4)
