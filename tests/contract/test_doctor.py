@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_diffusion_compile.commands.main import main
+from vllm_omni_diffusion_compile.doctor import toolchain
 from vllm_omni_diffusion_compile.upstream.inspection.plugins import check_plugins
 
 pytestmark = pytest.mark.contract
@@ -79,6 +80,18 @@ def test_a_set_up_in_order_exits_with_0(doctor: Doctor, generic_model: str) -> N
     ]
     assert named(document, "components", "._dit_modules")["found"] == "'transformer' is there"
     assert named(document, "attention", "RAINFUSION_ATTN")["found"] == "can be selected"
+
+
+def test_who_compiles_nothing_needs_no_compiler(
+    doctor: Doctor, generic_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "_compiles", lambda compiler: "fatal error: omp.h: No such file")
+    line = ("--", "vllm", "serve", generic_model, "--omni")
+    status, document = doctor(*line)
+    assert (status, named(document, "compiler", "C++ compiler")["state"]) == (1, "limit")
+    status, document = doctor(*line, "--enforce-eager")
+    assert status == 0
+    assert "not needed" in named(document, "compiler", "compiler")["found"]
 
 
 def test_a_release_that_is_too_old_is_named_with_each_graft_that_does_not_hold(

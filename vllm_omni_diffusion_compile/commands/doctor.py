@@ -104,7 +104,10 @@ def examine(words: list[str] | None, config: str | None, doing: Doing = lambda _
     doing("compiling a line of C++")
     from vllm_omni_diffusion_compile.doctor.toolchain import check_toolchain
 
-    yield _section("compiler", check_toolchain(fails_closed=any(each.on_failure == "raise" for each in configs)))
+    if resolution is not None and resolution.compiles_nothing:
+        yield _section("compiler", [Finding.ok("compiler", "not needed: nothing is compiled (enforce_eager)")])
+    else:
+        yield _section("compiler", check_toolchain(fails_closed=any(each.on_failure == "raise" for each in configs)))
     if is_there("torch"):
         from vllm_omni_diffusion_compile.doctor.cache import check_cache
 

@@ -54,6 +54,16 @@ class Resolution:
     stages: tuple[Stage, ...] = ()
     settings: tuple[DiffusionCompileSettings, ...] = ()
 
+    @property
+    def compiles_nothing(self) -> bool:
+        """Whether every stage that is known is eager."""
+        said = [
+            finding.value
+            for finding in self.findings
+            if isinstance(finding, ResolvedSetting) and finding.name.endswith(_EAGER)
+        ]
+        return bool(said) and all(said)
+
 
 def resolve_line(words: list[str]) -> Resolution:
     """Resolve a `vllm serve` command line."""
