@@ -71,6 +71,7 @@ def test_registered_first_and_registered_late_end_alike() -> None:
         import vllm_omni.entrypoints.async_omni, vllm_omni.entrypoints.omni
         import vllm_omni.entrypoints.openai.serving_video, vllm_omni.entrypoints.openai.serving_chat
         import vllm_omni.diffusion.attention.backends.rainfusion_attn
+        import vllm_omni.diffusion.executor.uniproc_executor
         from vllm_omni_diffusion_compile.upstream.ledger import GRAFTS
         def snapshot():
             "Every attribute of everything that a graft touches, by identity."

@@ -394,7 +394,9 @@ def test_who_stops_it_stops_all_that_it_started(suite: Path, tmp_path: Path, num
     )
     python.chmod(0o755)
     script = (
-        f"import sys; sys.executable = {str(python)!r}\n"
+        f"import signal, sys; sys.executable = {str(python)!r}\n"
+        # Whoever runs the tests may have been told to ignore it, as nohup tells.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from vllm_omni_diffusion_compile.commands.main import main\n"
         f"sys.exit(main(['qualify', '--suite', {str(suite)!r}, '--out', {str(tmp_path / 'out')!r}, '--jobs', '2']))\n"
     )
