@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion import diffusion_engine
 from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
 from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
+from vllm_omni.diffusion.executor.uniproc_executor import UniProcDiffusionExecutor
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.entrypoints.openai.utils import parse_lora_request
 
@@ -285,6 +287,23 @@ def test_requests_come_from_a_thread_that_is_as_new_as_the_engines_own(build: Ca
     thread.join()
     assert {(grad, autocast) for _, grad, autocast in seen} == set(fresh)
     assert all(name == "diffusion-compile-warmup" for name, *_ in seen)
+
+
+def test_a_worker_in_this_process_serves_in_the_thread_that_it_was_warmed_in(build: Callable[..., Any]) -> None:
+    executor = object.__new__(UniProcDiffusionExecutor)
+    executor._closed = False
+    executor.driver_worker = Mock(execute_method=lambda method: threading.get_ident())
+    warmed: list[int] = []
+    engine = build({"shapes": ["64x64"]}, lambda request: warmed.extend(executor.collective_rpc("execute_model")))
+    engine.executor = executor
+    engine.run_startup_warmup()
+    assert len(warmed) == 2
+    served: list[int] = []
+    thread = threading.Thread(target=lambda: served.extend(executor.collective_rpc("execute_model")))
+    thread.start()
+    thread.join(timeout=10)
+    assert {*warmed, *served} == {warmed[0]} and served
+    assert warmed[0] != threading.get_ident()
 
 
 def test_the_report_has_what_the_compiler_failed_for_on_any_worker(build: Callable[..., Any], tmp_path: Path) -> None:

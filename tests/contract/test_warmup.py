@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion import diffusion_engine
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
-from vllm_omni.diffusion.executor.uniproc_executor import UniProcDiffusionExecutor
 from vllm_omni.diffusion.request import OmniDiffusionRequest
-
-from vllm_omni_diffusion_compile.upstream import serving_thread
 
 pytestmark = pytest.mark.contract
 
@@ -295,18 +291,3 @@ def test_distributed_offload_over_several_shards(build: Callable[..., Any], rele
     engine.run_startup_warmup()
     # One request hangs there in 0.28.0: the other shard waits in a collective.
     assert len(engine.requests) == (2 if release >= (0, 30) else 1)
-
-
-def test_a_worker_in_this_process_serves_in_the_thread_that_declared_shapes_were_warmed_in() -> None:
-    executor = object.__new__(UniProcDiffusionExecutor)
-    executor._closed = False
-    executor.driver_worker = Mock(execute_method=lambda method: (method, threading.get_ident()))
-    serving_thread.warm_where_it_serves(SimpleNamespace(executor=executor))
-    computed: list[Any] = []
-    for _ in range(2):  # as the engine's loop, and another one after it was restarted
-        thread = threading.Thread(target=lambda: computed.extend(executor.collective_rpc("serve")))
-        thread.start()
-        thread.join(timeout=10)
-    warmed = executor.collective_rpc("serve", unique_reply_rank=0)
-    assert set(computed) == {warmed}
-    assert warmed[1] != threading.get_ident()

@@ -25,6 +25,7 @@ from vllm_omni_diffusion_compile.evidence import (
     revision,
     versions,
 )
+from vllm_omni_diffusion_compile.evidence.checkpoint import pipeline_class
 from vllm_omni_diffusion_compile.evidence.row import COMPILED_DECODE
 from vllm_omni_diffusion_compile.evidence.suite import Declared
 
@@ -283,7 +284,7 @@ def _as_declared(declared: Declared) -> dict[str, Any]:
     attention = settings.get("diffusion_attention_config")
     mode = str(config.get("mode", ""))
     return {
-        "model": _pipeline_class(declared.checkpoint),
+        "model": pipeline_class(Path(declared.checkpoint)) or "not known",
         "execution_mode": "step" if settings.get("step_execution") else "request",
         "capacity": settings.get("max_num_seqs", 1),
         "attention_backend": "the platform's" if attention is None else json.dumps(attention, sort_keys=True),
@@ -306,14 +307,6 @@ def _declared_topology(declared: Declared) -> str:
     degrees = [f"{name} {value}" for name, value in declared.settings.items() if name.endswith(("_degree", "_size"))]
     devices = f"{declared.devices} device" + "s" * (declared.devices > 1)
     return f"{devices}: {', '.join(degrees)}" if degrees else devices
-
-
-def _pipeline_class(checkpoint: str) -> str:
-    try:
-        index = json.loads((Path(checkpoint) / "model_index.json").read_text(encoding="utf-8"))
-        return str(index.get("_class_name") or "not known")
-    except (OSError, ValueError):
-        return "not known"
 
 
 def _revision(checkpoint: str) -> str:

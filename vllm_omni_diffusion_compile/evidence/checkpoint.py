@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def revision(folder: Path) -> str:
         content.update(f"{file.relative_to(folder).as_posix()} {size}\n".encode())
         content.update(_sampled(file, size))
     return f"sha256 {content.hexdigest()[:32]}"
+
+
+def pipeline_class(folder: Path) -> str:
+    """Name the pipeline that a checkpoint of diffusers says it is for; empty if it says none."""
+    try:
+        return str(json.loads((folder / "model_index.json").read_bytes()).get("_class_name") or "")
+    except (OSError, ValueError):
+        return ""
 
 
 def _sampled(file: Path, size: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -108,14 +107,12 @@ def _picture(file: str, checkpoint: str) -> Any:
     from PIL import Image
     from vllm_omni.diffusion.io_support import image_color_format
 
-    with Image.open(file) as picture:
-        return picture.convert(image_color_format(_pipeline_class(checkpoint)))
+    from vllm_omni_diffusion_compile.evidence.checkpoint import pipeline_class
 
-
-def _pipeline_class(checkpoint: str) -> str:
     folder = checkpoint_folder(checkpoint)
-    index = None if folder is None else folder / "model_index.json"
-    return str(json.loads(index.read_bytes()).get("_class_name")) if index is not None and index.is_file() else ""
+    colors = image_color_format("" if folder is None else pipeline_class(folder))
+    with Image.open(file) as picture:
+        return picture.convert(colors)
 
 
 def _sampling(request: Mapping[str, Any]) -> Any:
