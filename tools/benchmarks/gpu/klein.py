@@ -5,7 +5,8 @@
 
 Each arm is a process of its own with a folder of its own for what it compiles; they start one after the other and then
 take turns, request by request, on one accelerator. `warm` starts with what `ours` left, `full-warm` with what `full`
-left. OUT.json is written anew after every step, so that a run which is cut short has told what it knew.
+left, and `unthreaded` as `warm` does, but it is warmed up in another thread than it serves in, as the release is.
+OUT.json is written anew after every step, so that a run which is cut short has told what it knew.
 
 Beside the seconds of each request stands what can make one slow without compiling: seconds of Python's garbage
 collection, and calls of cudaMalloc. Each size is asked for in two rounds. The first request of the second round meets
@@ -35,6 +36,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -53,12 +55,14 @@ class Arm:
         ours: Whether this package is there, with the sizes declared.
         settings: Further keyword arguments of `Omni`.
         caches: Name of the arm whose folder it uses, if not its own.
+        one_thread: Whether warmup and requests are computed in one thread, as they are with this package.
     """
 
     name: str
     ours: bool
     settings: Mapping[str, Any] = field(default_factory=dict)
     caches: str = ""
+    one_thread: bool = True
 
 
 ARMS = (
@@ -66,6 +70,7 @@ ARMS = (
     Arm("ours", ours=True),
     Arm("full", ours=True, settings={"diffusion_compile_granularity": "full"}),
     Arm("warm", ours=True, caches="ours"),
+    Arm("unthreaded", ours=True, caches="ours", one_thread=False),
     Arm("full-warm", ours=True, settings={"diffusion_compile_granularity": "full"}, caches="full"),
 )
 
@@ -84,6 +89,8 @@ class Model:
         if arm.ours:
             shapes = [f"{width}x{height}" for width, height in sizes]
             settings["diffusion_compile_config"] = {"warmup": {"shapes": shapes}}
+        if not arm.one_thread:
+            mock.patch("vllm_omni_diffusion_compile.upstream.shapes.warm_where_it_serves").start()
         self._graphs = counters["stats"]
         self._collecting = Collecting()
         start = time.perf_counter()
