@@ -32,9 +32,11 @@ class ServingThread:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        # So that nothing is handed to a thread that has looked for the last time.
+        self._handing = threading.Lock()
         self._ended = False
         # A daemon: a warmup request that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=_work, args=(self._tasks,), name=_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._work, name=_NAME, daemon=True)
         self._thread.start()
 
     def do(self, what: Callable[[], Any]) -> Any:
@@ -43,10 +45,15 @@ class ServingThread:
         Raises:
             BaseException: What it raised.
         """
-        if self._ended or threading.current_thread() is self._thread:  # or it is a part of what the thread is doing
+        if threading.current_thread() is self._thread:  # a part of what the thread is doing
             return what()
         future: Future[Any] = Future()
-        self._tasks.put((what, future))
+        with self._handing:
+            ended = self._ended
+            if not ended:
+                self._tasks.put((what, future))
+        if ended:
+            return what()
         try:
             return future.result()
         finally:
@@ -54,19 +61,27 @@ class ServingThread:
             del future
 
     def end(self) -> None:
-        """Have the thread end after what was asked for; what is asked for from now on is done where it is asked for."""
-        self._ended = True
-        self._tasks.put(None)
+        """Have the thread end after what was asked for; what is asked for once it has is done where it is asked for."""
+        self._tasks.put(None)  # takes no lock: the garbage collector calls this, from wherever it runs
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            _do(*task)
+            del task  # and with it the worker, while there is nothing to do
+        with self._handing:
+            self._ended = True
+        while not self._tasks.empty():  # what was handed over after the word to end
+            if (task := self._tasks.get()) is not None:
+                _do(*task)
 
 
-def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
-    while (task := tasks.get()) is not None:
-        what, future = task
-        try:
-            future.set_result(what())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-            future.set_exception(error)
-        del task, what, future  # and with them the worker, while there is nothing to do
+def _do(what: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(what())
+    except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+        future.set_exception(error)
+    finally:
+        del what, future  # the error holds this frame
 
 
 def warm_where_it_serves(engine: Any) -> None:

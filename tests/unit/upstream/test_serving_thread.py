@@ -25,6 +25,7 @@ class Executor:
     def __init__(self) -> None:
         self.driver_worker: Activations | None = Activations()
         self.last: weakref.ref[Activations] = weakref.ref(self.driver_worker)
+        self.go_on = threading.Event()
 
     def rpc(self, method: str) -> threading.Thread:
         if method == "fails":
@@ -33,6 +34,8 @@ class Executor:
             raise ValueError("a request of its own")
         if method == "nested":
             return ask(self, "where")
+        if method == "waits":
+            assert self.go_on.wait(timeout=10)
         return threading.current_thread()
 
 
@@ -99,6 +102,20 @@ def test_the_thread_ends_with_its_worker_and_nobody_waits_for_it_then() -> None:
     thread.join(timeout=10)
     assert not thread.is_alive()
     assert ask(executor, "where") is threading.current_thread()
+
+
+def test_who_asks_while_the_thread_is_told_to_end_is_answered() -> None:
+    executor = warmed()
+    asking = [threading.Thread(target=ask, args=(executor, method), daemon=True) for method in ("waits", "where")]
+    asking[0].start()
+    time.sleep(0.05)
+    executor.driver_worker = None  # the word to end stands before what is asked for next
+    asking[1].start()
+    time.sleep(0.05)
+    executor.go_on.set()
+    for thread in asking:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 def test_workers_in_processes_of_their_own_are_left_alone() -> None:
