@@ -22,28 +22,24 @@ import argparse
 import gc
 import itertools
 import json
-import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
+from tools.benchmarks.gpu.arms import Process, plugins
+
 SIZES = ((1024, 1024), (1344, 768), (768, 768))
 STEPS = 4
-# Plugins that a stock server would have, and what lets it run without an accelerator.
-STOCK_PLUGINS = "vllm_omni_register_models,diffusion_cpu"
 
 
 @dataclass(frozen=True)
@@ -144,57 +140,10 @@ def _device_allocations() -> int:
     return int(torch.cuda.memory_stats().get("num_device_alloc", 0)) if torch.cuda.is_available() else 0
 
 
-def _serve(pipe: Connection, arm: Arm, checkpoint: str, folder: str, sizes: Sequence[tuple[int, int]]) -> None:
-    """Process of one arm: do what the other end of the pipe asks for."""
-    own = Path(folder) / (arm.caches or arm.name)
-    (own / "tmp").mkdir(parents=True, exist_ok=True)
-    os.environ |= {
-        "VLLM_CACHE_ROOT": str(own), "TMPDIR": str(own / "tmp"),
-        "VLLM_PLUGINS": STOCK_PLUGINS + ",diffusion_compile" * arm.ours,
-    }  # fmt: skip
-    tempfile.tempdir = None
-    model: Model | None = None
-    while (asked := pipe.recv()) is not None:
-        try:
-            if model is None:
-                model = Model(arm, checkpoint, sizes)
-            pipe.send((True, getattr(model, asked[0])(*asked[1:])))
-        except Exception:  # noqa: BLE001 - it is told, and the other arms go on
-            pipe.send((False, traceback.format_exc()[-3000:]))
-    os._exit(0)  # the engine's threads outlive `main`
-
-
-class Process:
-    """The other side of `_serve`; an arm that failed or was too slow is asked nothing more."""
-
-    def __init__(self, arm: Arm, *given: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, arm, *given))
-        self._process.start()
-        theirs.close()
-        self.result: dict[str, Any] = {}
-
-    def ask(self, limit_s: float, *asked: Any) -> Any:
-        """Ask for something; None if it failed or took too long."""
-        if "error" in self.result:
-            return None
-        try:
-            self._pipe.send(asked)
-            in_time = self._pipe.poll(max(0.0, limit_s))
-            good, value = self._pipe.recv() if in_time else (False, f"no answer within {limit_s:.0f} s")
-        except (EOFError, BrokenPipeError):
-            good, value = False, "the process ended"
-        if good:
-            return value
-        self.result["error"] = value
-        self.stop()
-        return None
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.join()
+def _process(arm: Arm, checkpoint: str, folder: Path, sizes: Sequence[tuple[int, int]]) -> Process:
+    own = folder / (arm.caches or arm.name)
+    environment = {"VLLM_CACHE_ROOT": str(own), "VLLM_PLUGINS": plugins(arm.ours)}
+    return Process(Model, arm, checkpoint, sizes, temporary=own / "tmp", environment=environment)
 
 
 def summary(arms: Mapping[str, Mapping[str, Any]], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
@@ -261,7 +210,7 @@ def main() -> None:
         processes: dict[str, Process] = {}
         for arm in ARMS:
             if arm.name in (options.arm or ("stock", "ours", "full")):
-                process = Process(arm, str(options.checkpoint), folder, sizes)
+                process = _process(arm, str(options.checkpoint), Path(folder), sizes)
                 stack.callback(process.stop)
                 processes[arm.name], result["arms"][arm.name] = process, process.result
                 # What starting takes must not take the time of the turns.

@@ -12,26 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import socket
 import statistics
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tools.benchmarks.gpu.arms import Process, plugins
 from tools.benchmarks.gpu.transformers import TRANSFORMERS
 
 FORWARDS = 5  # timed in a turn
 ROUNDS = 6
-# Plugins that a stock server would have, and what lets it run without an accelerator.
-STOCK_PLUGINS = "vllm_omni_register_models,diffusion_cpu"
 
 
 @dataclass(frozen=True)
@@ -224,67 +219,13 @@ def _free_port() -> int:
         return port
 
 
-def _serve(pipe: Connection, arm: Arm, setup: Setup) -> None:
-    """Process of one arm: do what the other end of the pipe asks for."""
+def _process(arm: Arm, setup: Setup) -> Process:
     own = Path(setup.folder) / (arm.caches or arm.name).replace(" ", "-")
-    for name in ("inductor", "triton", "tmp"):
-        (own / name).mkdir(parents=True, exist_ok=True)
-    os.environ |= {
+    environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"), "TRITON_CACHE_DIR": str(own / "triton"),
-        "TMPDIR": str(own / "tmp"), "VLLM_PLUGINS": STOCK_PLUGINS + ",diffusion_compile" * arm.ours,
+        "VLLM_PLUGINS": plugins(arm.ours),
     }  # fmt: skip
-    tempfile.tempdir = None
-    model: Model | None = None
-    while (asked := pipe.recv()) is not None:
-        try:
-            if model is None:
-                model = Model(arm, setup)
-            pipe.send((True, getattr(model, asked[0])(*asked[1:])))
-        except Exception:  # noqa: BLE001 - it is told, and the other arms go on
-            pipe.send((False, traceback.format_exc()[-3000:]))
-    os._exit(0)
-
-
-class Process:
-    """The other side of `_serve`; an arm that failed or was too slow is asked nothing more."""
-
-    def __init__(self, arm: Arm, setup: Setup, result: dict[str, Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, arm, setup))
-        self._process.start()
-        theirs.close()
-        self.result = result
-
-    def tell(self, *asked: Any) -> None:
-        """Ask for something without waiting for it."""
-        if "error" not in self.result:
-            self._pipe.send(asked)
-
-    def answer(self, limit_s: float) -> Any:
-        """Wait for what was asked; None if it failed or took too long."""
-        if "error" in self.result:
-            return None
-        try:
-            in_time = self._pipe.poll(max(0.0, limit_s))
-            good, value = self._pipe.recv() if in_time else (False, f"no answer within {limit_s:.0f} s")
-        except EOFError:
-            good, value = False, "the process ended"
-        if good:
-            return value
-        self.result["error"] = value
-        self._process.kill()
-        return None
-
-    def ask(self, limit_s: float, *asked: Any) -> Any:
-        """Ask, and wait."""
-        self.tell(*asked)
-        return self.answer(limit_s)
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.join()
+    return Process(Model, arm, setup, temporary=own / "tmp", environment=environment)
 
 
 class Run:
@@ -304,7 +245,9 @@ class Run:
         self.result: dict[str, Any] = {"model": setup.model, "options": setup.options, "arms": {}, "at_s": {}}
         self.processes: dict[Arm, Process] = {}
         for arm in (*REGIONAL, *FULL):
-            self.processes[arm] = Process(arm, setup, self.result["arms"].setdefault(arm.name, {"samples_ms": {}}))
+            process = self.processes[arm] = _process(arm, setup)
+            process.result["samples_ms"] = {}
+            self.result["arms"][arm.name] = process.result
         for process in self.processes.values():
             process.tell("facts")
         for process in self.processes.values():
