@@ -96,6 +96,18 @@ def test_another_configuration_begins_with_nothing(monkeypatch: pytest.MonkeyPat
     assert again.restored is None
 
 
+def test_what_a_quantization_is_told_is_part_of_the_key() -> None:
+    from vllm_omni.quantization import build_quant_config
+
+    def digest(**told: Any) -> str:
+        config = OmniDiffusionConfig.from_kwargs(model="MODEL", model_class_name="Flux2KleinPipeline")
+        config.quantization_config = build_quant_config({"method": "int8", **told})
+        return inductor._key(config).digest
+
+    assert digest(ignored_layers=["a"]) == digest(ignored_layers=["a"])
+    assert len({digest(), digest(ignored_layers=["a"]), digest(ignored_layers=["b"])}) == 3
+
+
 def test_settings_that_change_nothing_compiled_keep_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     first = start()
     restart(monkeypatch)

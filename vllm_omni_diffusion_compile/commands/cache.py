@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+# What fsspec raises for a file or a URL: also for a protocol that it does not know, or whose package is missing.
+_NOT_THERE = (OSError, ValueError, ImportError)
 
 
 HELP = "list, export, import and prune compiled artifacts that are kept"
@@ -71,17 +73,19 @@ def _list(store: Store, options: argparse.Namespace) -> int:
         print(f"nothing is kept in {store.directory}")
         return 0
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=str(store.directory), title_justify="left")
+    table = Table(title=Text(str(store.directory), style="table.title"), title_justify="left")
     for heading in ("key", "model", "settings", "device", "torch", "files", "MB", "used", "problem"):
         table.add_column(heading, overflow="fold")
     for entry in entries:
         facts = entry.manifest.key.facts if entry.manifest else {}
-        table.add_row(
+        cells = (
             entry.digest, facts.get("model", ""), facts.get("settings", ""), facts.get("device", ""),
             facts.get("torch", "").partition(" ")[0], str(len(entry.manifest.files)) if entry.manifest else "",
             f"{entry.bytes / 1e6:.1f}", _ago(entry.used_at), entry.problem,
         )  # fmt: skip
+        table.add_row(*map(Text, cells))
     console().print(table)
     return 0
 
@@ -123,8 +127,11 @@ def _export(store: Store, options: argparse.Namespace) -> int:
         destination = options.destination
         if "://" not in destination and Path(destination).is_dir():
             destination = str(Path(destination, entry.path.name))
-        with copy.open("rb") as source, fsspec.open(destination, "wb") as target:
-            shutil.copyfileobj(source, target)
+        try:
+            with copy.open("rb") as source, fsspec.open(destination, "wb") as target:
+                shutil.copyfileobj(source, target)
+        except _NOT_THERE as error:
+            raise SettingError(f"destination is {destination!r}, which cannot be written ({_why(error)})") from None
     print(
         f"exported {entry.digest} ({artifacts} artifact(s), {entry.bytes / 1e6:.1f} MB) to {destination}",
         file=sys.stderr,
@@ -145,8 +152,8 @@ def _import(store: Store, options: argparse.Namespace) -> int:
         try:
             with fsspec.open(options.source, "rb") as source, copy.open("wb") as target:
                 shutil.copyfileobj(source, target)
-        except FileNotFoundError:
-            raise SettingError(f"source is {options.source!r}, and there is no such file") from None
+        except _NOT_THERE as error:
+            raise SettingError(f"source is {options.source!r}, which cannot be read ({_why(error)})") from None
         # Before anything of it is read.
         digest = sha256_of(copy)
         if digest != options.sha256.lower():
@@ -159,6 +166,12 @@ def _import(store: Store, options: argparse.Namespace) -> int:
     what = f"{len(manifest.files)} artifact(s) of {manifest.key.facts.get('model', '?')}, key {manifest.key.digest}"
     print(f"{what}: {'imported' if added else 'all there before'}")
     return 0
+
+
+def _why(error: BaseException) -> str:
+    """Say what went wrong; fsspec says of each failed connection that there is no such file, and keeps the cause."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
+    return " ".join(f"{type(cause).__name__}: {cause}".split())
 
 
 def _prune(store: Store, options: argparse.Namespace) -> int:

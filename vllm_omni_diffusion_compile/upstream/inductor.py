@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_diffusion_compile.settings import CONFIG, DiffusionCompileConfig, DiffusionCompileSettings
@@ -30,6 +30,9 @@ _PARALLEL = (
     *("tensor_parallel_size", "sequence_parallel_size", "ulysses_degree", "ring_degree", "cfg_parallel_size"),
     *("pipeline_parallel_size", "data_parallel_size", "vae_patch_parallel_size", "use_hsdp"),
 )
+
+# Of objects within objects in a model's configuration; deeper ones count by their class.
+_DEEPEST = 8
 
 # One a process: torch has one cache directory.
 _working: Working | None = None
@@ -102,6 +105,7 @@ def _counted(manifest: Manifest) -> str:
 
 def _key(od_config: Any) -> CacheKey:
     """Everything that could make an artifact wrong, and what tells a reader which model it is of."""
+    import vllm
     import vllm_omni
 
     from vllm_omni_diffusion_compile import __version__
@@ -115,6 +119,7 @@ def _key(od_config: Any) -> CacheKey:
     }
     return CacheKey({
         **machine_facts(),
+        "vllm": str(vllm.__version__),
         "vllm-omni": str(vllm_omni.__version__),
         "vllm-omni-diffusion-compile": __version__,
         "model": str(getattr(od_config, "model_class_name", None)),
@@ -138,14 +143,31 @@ def _model_configuration(od_config: Any) -> Mapping[str, Any]:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plainly).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_plainly(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _plainly(value: Any) -> Any:
-    """What JSON does not know, without the addresses that a repr has."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return str(value) if isinstance(value, Path) else type(value).__qualname__
+def _plainly(value: Any, depth: int = 0) -> Any:
+    """A configuration as JSON knows it, by what its objects hold, without the addresses that a repr has."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        found: Mapping[Any, Any] = value
+    elif isinstance(value, (list, tuple)):
+        return [_plainly(item, depth + 1) for item in value]
+    elif isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, enum.Enum)) and not callable(value):
+        # A method's name belongs to what it is told: two of them may have the same settings.
+        public = {name: item for name, item in vars(value).items() if not name.startswith("_")}
+        found = {"": type(value).__qualname__, **public}
+    else:
+        text = str(value)
+        return type(value).__qualname__ if " at 0x" in text else text
+    if depth > _DEEPEST:
+        return type(value).__qualname__
+    return {str(name): _plainly(item, depth + 1) for name, item in found.items()}
 
 
 def _shown(values: Mapping[str, Any]) -> str:

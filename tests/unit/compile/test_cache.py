@@ -375,6 +375,49 @@ def test_the_command_line_ships_a_bundle_to_a_replica(store: Store, tmp_path: Pa
     assert not warnings
 
 
+@pytest.mark.parametrize(
+    ("action", "where", "said"),
+    [
+        ("export", "nobody://x/y.tar", "which cannot be written (ValueError: Protocol not known: nobody)"),
+        ("export", "TMP/a file/y.tar", "which cannot be written ("),
+        ("import", "nobody://x/y.tar", "which cannot be read (ValueError: Protocol not known: nobody)"),
+        ("import", "TMP", "which cannot be read (IsADirectoryError: "),
+        ("import", "TMP/nowhere.tar", "which cannot be read (FileNotFoundError: "),
+        ("import", "http://127.0.0.1:9/y.tar", "which cannot be read (ClientConnectorError: Cannot connect to host"),
+    ],
+)
+def test_a_place_that_cannot_be_reached_is_one_line(
+    store: Store, tmp_path: Path, action: str, where: str, said: str
+) -> None:
+    keep(store, FILES)
+    (tmp_path / "a file").touch()
+    where = where.replace("TMP", str(tmp_path))
+    arguments = ["export", KEY.digest, where] if action == "export" else ["import", where, "--sha256", "0" * 64]
+    done = cache(store, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_is_renamed_while_it_is_looked_at_costs_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(store)[0].close()
+    beside = store.directory / "working"
+    (beside / "new-other").mkdir()
+    stat = Path.stat
+
+    def renamed(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "new-other":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", renamed)
+    working, warnings = start(store)
+    assert working.folder.is_relative_to(beside)
+    assert not warnings
+
+
 def test_prune_removes_what_was_not_used_for_long(store: Store) -> None:
     keep(store, FILES)
     keep(store, FILES, OTHER)

@@ -179,8 +179,9 @@ def _refuse_full(beside: Path) -> None:
 def _remove_left_behind(beside: Path) -> None:
     """Remove the folders of processes that were killed."""
     for folder in beside.iterdir():
-        if folder.name.startswith(_NEW) and folder.stat().st_mtime > time.time() - _STALE_S:
-            continue
-        with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as holder:
-            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if its process lives
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # such as that its process has just renamed or removed it
+            if folder.name.startswith(_NEW) and folder.stat().st_mtime > time.time() - _STALE_S:
+                continue
+            with (folder / _LOCK).open("r+") as holder:
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if its process lives
+                shutil.rmtree(folder, ignore_errors=True)
