@@ -157,6 +157,38 @@ def test_what_should_not_be_compiled_is_left_alone_and_said(
     assert any(reason in record.getMessage() and record.levelno == logging.INFO for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    ("config", "ranks", "tiled"),
+    [({"vae_policy": "never"}, 1, True), ({"vae_scope": "blocks"}, 1, True), ({"vae_policy": "never"}, 2, False)],
+)
+def test_a_decode_that_is_not_compiled_is_tried_in_tiles_where_it_runs_out_of_memory(
+    caplog: pytest.LogCaptureFixture, config: dict[str, str], ranks: int, tiled: bool
+) -> None:
+    class Large(Vae):
+        use_tiling = False
+
+        def enable_tiling(self) -> None:
+            self.use_tiling = True
+
+        def decode(self, z: torch.Tensor, return_dict: bool = True) -> torch.Tensor:
+            if not self.use_tiling:
+                raise torch.OutOfMemoryError("80 GiB")
+            return super().decode(z, return_dict)
+
+    vae = Large()
+    parallel = SimpleNamespace(vae_patch_parallel_size=ranks)
+    runner = runner_of(
+        SimpleNamespace(vae=vae, _vae_modules=["vae"]), diffusion_compile_config=config, parallel_config=parallel
+    )
+    runner._compile_vae_decodes()
+    if tiled:
+        assert vae.decode(torch.ones(1)).tolist() == [3.0]
+        assert "ran out of memory; retrying in tiles gave the result" in caplog.text
+    else:  # of several ranks that decode one picture together none does something else alone
+        with pytest.raises(torch.OutOfMemoryError):
+            vae.decode(torch.ones(1))
+
+
 @pytest.mark.parametrize("name", ["MiniMaxH3Pipeline", "LancePipeline", "LingBotWorldCausalDMDPipeline"])
 def test_the_pipelines_that_are_left_alone_exist_in_the_release(name: str) -> None:
     from vllm_omni.diffusion.registry import DiffusionModelRegistry

@@ -44,8 +44,8 @@ class Measured:
 
     Args:
         shape: Of the latents: `bfloat16[1, 16, 128, 128]`.
-        eager_s: Median seconds; infinite where eager ran out of memory.
-        compiled_s: Median seconds.
+        eager_s: Median seconds; infinite where it ran out of memory, beside the result of the call that is measured.
+        compiled_s: The same.
         way: Which is kept.
         static: Whether the compiled one is a graph of this shape alone.
     """
@@ -214,11 +214,7 @@ class ChosenDecode:
         began = time.monotonic()
         while len(eager) < _TIMES and (not eager or time.monotonic() - began < _LONGEST_S):
             compiled.append(_seconds(found.compiled, args, kwargs))
-            try:
-                eager.append(_seconds(self.eager, args, kwargs))
-            except torch.OutOfMemoryError:
-                eager.append(float("inf"))
-                empty_cache()
+            eager.append(_seconds(self.eager, args, kwargs))
         eager_s, compiled_s = statistics.median(eager), statistics.median(compiled)
         found.way = _faster(eager_s, compiled_s)
         found.measured = Measured(
@@ -272,11 +268,18 @@ def _shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _seconds(decode: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """Time a decode; infinite if there is not the memory for another one."""
     _synchronize()
     start = time.perf_counter()
-    decode(*args, **kwargs)
-    _synchronize()
-    return time.perf_counter() - start
+    try:
+        decode(*args, **kwargs)
+        _synchronize()
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        return time.perf_counter() - start
+    empty_cache()
+    return float("inf")
 
 
 def _synchronize() -> None:

@@ -100,6 +100,20 @@ def compile_decodes(
     return outcomes
 
 
+def retry_in_tiles(pipeline: Any, rules: Callable[[str], Rules]) -> None:
+    """Have decodes that are not compiled tried once more in tiles where they run out of memory, as compiled ones are.
+
+    Args:
+        pipeline: Has `_vae_modules`, a list of attribute paths; none is fine.
+        rules: See `DecodePlan`.
+    """
+    for path in getattr(pipeline, "_vae_modules", None) or ():
+        component: Any = resolve(pipeline, path)
+        decode = getattr(component, "decode", None)
+        if callable(decode) and not isinstance(decode, ChosenDecode):
+            component.decode = ChosenDecode(decode, None, rules(path), component)
+
+
 def _keep_out_tiling(component: Any) -> None:
     """Compile what decodes one tile, and not the loop over tiles.
 

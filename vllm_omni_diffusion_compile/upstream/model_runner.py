@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -40,13 +41,16 @@ def add_compile_vae_decodes(_: None) -> Callable[[Any], None]:
 def _compile_vae_decodes(self: Any) -> None:
     """Compile `decode` of every component in the pipeline's `_vae_modules`, with eager fallback."""
     from vllm_omni_diffusion_compile.compile.events import LOG
-    from vllm_omni_diffusion_compile.compile.vae import DecodePlan, compile_decodes
+    from vllm_omni_diffusion_compile.compile.vae import DecodePlan, compile_decodes, retry_in_tiles
 
     if not getattr(self.od_config, VAE, False) or getattr(self.od_config, "enforce_eager", False):
         return
     runner = sys.modules[_RUNNER]
     settings = DiffusionCompileSettings.of(self.od_config)
-    if settings.diffusion_compile_config.vae_scope == "blocks":
+    config = settings.diffusion_compile_config
+    if _patch_ranks(self) == 1 and (config.vae_scope == "blocks" or config.vae_policy == "never"):
+        retry_in_tiles(self.pipeline, functools.partial(_rules, settings))
+    if config.vae_scope == "blocks":
         _compile_blocks(self, settings)
         return
     options = _compile_options(settings)
@@ -203,11 +207,14 @@ def _agree(of: Callable[[], Any]) -> None:
 
 def _say_measured(path: str, measured: Any) -> None:
     sys.modules[_RUNNER].logger.info(
-        "Model runner: %s.decode of %s: eager %s, compiled%s %.1f ms: %s is used.",
-        path, measured.shape,
-        "runs out of memory" if measured.eager_s == float("inf") else f"{1000 * measured.eager_s:.1f} ms",
-        " for this shape" if measured.static else "", 1000 * measured.compiled_s, measured.way,
+        "Model runner: %s.decode of %s: eager %s, compiled%s %s: %s is used.",
+        path, measured.shape, _milliseconds(measured.eager_s), " for this shape" if measured.static else "",
+        _milliseconds(measured.compiled_s), measured.way,
     )  # fmt: skip
+
+
+def _milliseconds(seconds: float) -> str:
+    return "runs out of memory" if math.isinf(seconds) else f"{1000 * seconds:.1f} ms"
 
 
 def _say_tiled(path: str, shape: str) -> None:
@@ -264,7 +271,11 @@ def _left_alone_everywhere(runner: Any, settings: DiffusionCompileSettings) -> s
     """Why nothing of any VAE is compiled here; None if there is no such reason."""
     if settings.diffusion_compile_config.vae_policy == "never":
         return "vae_policy is 'never'"
-    ranks = getattr(getattr(runner.od_config, "parallel_config", None), "vae_patch_parallel_size", 1) or 1
-    if ranks > 1:
+    if (ranks := _patch_ranks(runner)) > 1:
         return f"it runs collectives over {ranks} ranks, and one that fell back alone would hang the others"
     return None
+
+
+def _patch_ranks(runner: Any) -> int:
+    """Over how many ranks one decode is spread, with collectives in it."""
+    return int(getattr(getattr(runner.od_config, "parallel_config", None), "vae_patch_parallel_size", 1) or 1)

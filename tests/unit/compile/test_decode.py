@@ -59,6 +59,21 @@ class Compiled:
         return "compiled"
 
 
+class Handed:
+    """What was compiled, called by way of something else."""
+
+    def __init__(self, compiled: Compiled, call: Callable[[torch.Tensor], str]) -> None:
+        self._compiled, self._call = compiled, call
+        self.latched = False
+
+    @property
+    def graphs(self) -> int:
+        return self._compiled.graphs
+
+    def __call__(self, z: torch.Tensor) -> str:
+        return self._call(z)
+
+
 class State:
     """What the rules ask for and tell."""
 
@@ -155,6 +170,25 @@ def test_eager_that_runs_out_of_memory_where_compiled_does_not_is_not_chosen(sta
     decode(Z)
     (measured,) = state.measured
     assert (measured.way, measured.eager_s) == ("compiled", float("inf"))
+
+
+@pytest.mark.parametrize(("eager_fits", "way"), [(True, "eager"), (False, "compiled")])
+def test_a_measurement_that_does_not_fit_beside_the_result_does_not_fail_the_request(
+    state: State, eager_fits: bool, way: str
+) -> None:
+    vae = Vae(memory=1000 if eager_fits else 4)
+    compiled = Compiled(vae)
+
+    def fits_once(z: torch.Tensor) -> str:
+        if vae.calls.count("compiled") == 2:  # the first call compiled; this is the one that is measured
+            raise torch.OutOfMemoryError("out of memory")
+        return Compiled.__call__(compiled, z)
+
+    decode = ChosenDecode(vae.decode, Handed(compiled, fits_once), state.rules(), vae)
+    assert [decode(Z), decode(Z)] == ["compiled", "compiled"]
+    (measured,) = state.measured
+    assert (measured.way, measured.compiled_s) == (way, float("inf"))
+    assert not state.tiled
 
 
 def test_decode_that_runs_out_of_memory_is_tiled_for_this_shape_and_says_so_once(state: State) -> None:
