@@ -452,6 +452,12 @@ def test_without_compilation_there_is_nothing_to_warm(
     engine.run_startup_warmup()
     assert engine.requests == []
     assert "enforce_eager" in caplog.text
+    report = reporting.latest()
+    assert report is not None
+    (shape,) = report["shapes"]
+    assert (shape["name"], shape["state"], shape["reason"]) == (
+        "64x64", "skipped", "compilation is off (enforce_eager)",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -564,6 +570,33 @@ def test_a_request_is_described_as_the_shape_to_declare_and_keeps_its_words_to_i
         "extra_args": {"task": "fl2va", "aspect_ratio": "1:1", "seconds": 4.0},
     }
     assert "secret" not in json.dumps(described)
+
+
+def test_a_request_without_a_size_is_described_as_one_and_what_is_pasted_asks_for_the_same(
+    build: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm_omni.diffusion.request import OmniDiffusionRequest
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+    nan = float("nan")
+    params = OmniDiffusionSamplingParams(
+        num_inference_steps=2, extra_args={"n\nWARNING forged": 1, "my words": 2, "x": nan}
+    )
+    asked = OmniDiffusionRequest(prompt="", sampling_params=params, request_id="x")
+    described = execution.described(worker(), asked)
+    assert described == {"steps": 2}
+    metrics.say_request_waited(
+        CompileEvent(kind="compilation", component="vae", region="decode", request=described, after_ready=True),
+        dynamic=True,
+    )
+    pasted = caplog.messages[-1].rpartition("warmup.shapes:\n")[2]
+    engine = build({"shapes": yaml.safe_load(pasted)})
+    engine.run_startup_warmup()
+    sent = engine.requests[0].sampling_params
+    assert (sent.width, sent.height, sent.num_inference_steps) == (None, None, 2)
+    report = reporting.latest()
+    assert report is not None
+    assert report["shapes"][0]["name"] == "the model's own size (steps=2)"
 
 
 def test_the_shape_to_declare_names_the_adapter_of_the_request() -> None:

@@ -58,6 +58,13 @@ def test_input_pictures_have_the_requests_size_unless_they_have_their_own() -> N
     assert shape.image_sizes == [(64, 32), (64, 32)]
 
 
+def test_a_request_may_leave_its_size_to_the_model() -> None:
+    bare, edit = shapes({}, {"steps": 4, "images": ["64x32"]})
+    assert (bare.size, bare.width, bare.height) == (None, None, None)
+    assert str(bare) == "the model's own size"
+    assert edit.image_sizes == [(64, 32)]
+
+
 def adapted(**lora: Any) -> dict[str, Any]:
     return {"width": 64, "height": 64, "lora": {"path": "/adapters/style"} | lora}
 
@@ -95,7 +102,9 @@ def test_a_shape_with_an_adapter_is_warmed_without_it_too_and_once() -> None:
         ({"shapes": ["64x64", "10x"]}, "warmup.shapes[1] is '10x', which is no shape; expected WIDTHxHEIGHT"),
         ({"shapes": ["0x64"]}, "warmup.shapes[0] is '0x64', which is no shape"),
         ({"shapes": [5]}, "warmup.shapes[0] is 5, which is no shape"),
-        ({"shapes": [{"width": 64}]}, "warmup.shapes[0].height is missing from {'width': 64}"),
+        ({"shapes": [{"width": 64}]}, "shapes[0] is {'width': 64}, which has no height; expected width and height, or"),
+        ({"shapes": [{"height": 64}]}, "shapes[0] is {'height': 64}, which has no width"),
+        ({"shapes": [{"images": 2}]}, "shapes[0] is {'images': 2}, which counts images and states no size"),
         ({"shapes": [{"width": 64, "height": "64"}]}, "warmup.shapes[0].height is '64' (str), expected a whole number"),
         ({"shapes": [{"widths": 64, "width": 1, "height": 1}]}, "shapes[0].widths'; did you mean 'width'?"),
         ({"shapes": [FULL | {"images": -1}]}, "warmup.shapes[0].images is -1, which is neither a count nor sizes"),
@@ -115,6 +124,7 @@ def test_a_shape_with_an_adapter_is_warmed_without_it_too_and_once() -> None:
             "two adapters with the lora.int_id 7, '/adapters/style' and '/adapters/other'",
         ),
         ({"budget_s": 0}, "warmup.budget_s is 0, expected more than 0"),
+        ({"budget_s": float("inf")}, "warmup.budget_s is inf, expected a finite number"),
         ({"on_failure": "eager"}, "warmup.on_failure is 'eager' (str), expected 'serve' or 'fail'"),
         ({"report": "x"}, "did you mean 'report_path'? Known: shapes, budget_s, on_failure, report_path"),
         (["64x64"], "diffusion_compile_config.warmup is ['64x64'] (list), expected a mapping"),

@@ -34,10 +34,10 @@ def body(  # noqa: PLR0913 - each is one field of a request
     if shape.images:
         raise BenchError(f"--shape {shape}: the bench sends no input pictures; leave images out")
     if shape.frames is not None and task == "image":
-        raise BenchError(f"--shape {shape} has frames, and this model makes images; write {shape.width}x{shape.height}")
+        raise BenchError(f"--shape {shape} has frames, and this model makes images; leave them out")
     fields = {
         "prompt": prompt,
-        "size": f"{shape.width}x{shape.height}",
+        "size": shape.size,
         "seed": seed,
         "num_inference_steps": shape.steps or steps,
         "guidance_scale": shape.guidance_scale,

@@ -94,16 +94,19 @@ def _message(body: bytes) -> str:
 
 def _print(report: Mapping[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from vllm_omni_diffusion_compile.warmup.report import HEADINGS, as_yaml, eager_line, rows
 
     output = console()
     budget = f" of {report['budget_s']:g} s" if report.get("budget_s") else ""
-    table = Table(title=f"{report.get('model', '')}: declared shapes, warm in {report['spent_s']:.1f} s{budget}")
+    # Of names and reasons nothing is markup.
+    title = f"{report.get('model', '')}: declared shapes, warm in {report['spent_s']:.1f} s{budget}"
+    table = Table(title=Text(title, style="table.title"))
     for column, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if 2 <= column <= 6 else "left", overflow="fold")
     for row in rows(report):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     output.print(table if report["shapes"] else "No shapes are declared.")
     if said := eager_line(report):
         output.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -123,6 +126,7 @@ def _print(report: Mapping[str, Any]) -> None:
 def _print_timings(output: Any, report: Mapping[str, Any]) -> None:
     """Say where the seconds of each shape's first and last request went."""
     from rich.table import Table
+    from rich.text import Text
 
     parts = ("preparation_s", "compile_s", "execution_s", "transport_s")
     table = Table(title="Seconds of its first and its last request")
@@ -137,6 +141,6 @@ def _print_timings(output: Any, report: Mapping[str, Any]) -> None:
             if timing:
                 cells = ("" if timing[part] is None else f"{timing[part]:.3f}" for part in parts)
                 stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in timing["stages"].items())
-                table.add_row(shape["name"], name, *cells, stages)
+                table.add_row(Text(shape["name"]), name, *cells, Text(stages))
     if table.row_count:
         output.print(table)

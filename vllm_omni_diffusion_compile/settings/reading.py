@@ -76,6 +76,7 @@ def _plain(value: object) -> object:
 _EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "a mapping",
+    "finite_number": "a finite number",
     "float_type": "a number",
     "int_type": "a whole number",
     "list_type": "a list",

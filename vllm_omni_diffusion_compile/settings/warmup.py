@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from vllm_omni_diffusion_compile.settings.lora import Lora
 
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?")
-_EXPECTED_SHAPE = "expected WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES or a mapping with width and height"
+_EXPECTED_SHAPE = "expected WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES or a mapping, with width and height for instance"
 
 
 def _read_shape(value: object) -> object:
@@ -51,8 +51,13 @@ class Shape(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    width: int = Field(ge=1, description="Width of the picture, in pixels.")
-    height: int = Field(ge=1, description="Height of the picture, in pixels.")
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        description="Width of the picture, in pixels. Without width and height it is a request that states no size, "
+        "which the model answers in its own.",
+    )
+    height: int | None = Field(default=None, ge=1, description="Height of the picture, in pixels.")
     frames: int | None = Field(default=None, ge=1, description="Frames of a video; unset for a picture.")
     steps: int | None = Field(
         default=None,
@@ -84,19 +89,36 @@ class Shape(BaseModel):
     )
     extra_args: dict[str, Any] = Field(default_factory=dict, description="The request's own `extra_args`.")
 
+    @model_validator(mode="after")
+    def _has_a_size_or_needs_none(self) -> Shape:
+        if (self.width is None) != (self.height is None):
+            missing = "width" if self.width is None else "height"
+            raise ValueError(f"which has no {missing}; expected width and height, or neither for the model's own size")
+        if self.width is None and isinstance(self.images, int) and self.images:
+            raise ValueError(
+                "which counts images and states no size, theirs or its own; expected a list of their sizes"
+            )
+        return self
+
     def __str__(self) -> str:
+        size = self.size or "the model's own size"
         frames = f"x{self.frames}" if self.frames else ""
         named = self.model_dump(exclude_defaults=True, exclude={"width", "height", "frames"})
         if self.lora is not None:
             named["lora"] = str(self.lora)
         more = ", ".join(f"{name}={value}" for name, value in named.items())
-        return f"{self.width}x{self.height}{frames}" + (f" ({more})" if more else "")
+        return f"{size}{frames}" + (f" ({more})" if more else "")
+
+    @property
+    def size(self) -> str | None:
+        """`WIDTHxHEIGHT`; None if it states no size."""
+        return None if self.width is None else f"{self.width}x{self.height}"
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
         """Width and height of each input picture."""
         if isinstance(self.images, int):
-            return [(self.width, self.height)] * self.images
+            return [] if self.width is None or self.height is None else [(self.width, self.height)] * self.images
         sizes = [size.split("x") for size in self.images]
         return [(int(width), int(height)) for width, height in sizes]
 
@@ -121,6 +143,7 @@ class WarmupConfig(BaseModel):
     budget_s: float | None = Field(
         default=None,
         gt=0,
+        allow_inf_nan=False,
         description="Seconds that warming up may take. A shape that would not fit any more is skipped, and one that "
         "takes longer is given up.",
         json_schema_extra={"values": "a number above 0, or unset"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -97,12 +98,19 @@ def described(worker: Any, request: Any) -> dict[str, Any]:
     if sizes:
         own = f"{params.width}x{params.height}"
         shape["images"] = len(sizes) if set(sizes) == {own} else sizes
-    shape["prompt_rows"] = prompt_rows(worker, str(prompt.get("prompt") or ""))
+    shape["prompt_rows"] = prompt_rows(worker, str(prompt.get("prompt") or "")) or None
     shape["lora"] = _adapter(params)
-    extra_args = {name: value for name, value in (params.extra_args or {}).items() if _harmless(value)}
+    extra_args = {
+        name: value for name, value in (params.extra_args or {}).items() if _harmless(name) and _harmless(value)
+    }
     if extra_args:
         shape["extra_args"] = extra_args
-    return {name: value for name, value in shape.items() if value is not None}
+    return {name: value for name, value in shape.items() if _stated(value)}
+
+
+def _stated(value: object) -> bool:
+    """Whether a request says it, and JSON can."""
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _pictures(prompt: Mapping[str, Any]) -> list[Any]:
@@ -121,13 +129,13 @@ def _adapter(params: Any) -> dict[str, Any] | None:
     if lora is None or scale == 0:  # which is how a request says that it wants none
         return None
     named = {"name": lora.lora_name} if _harmless(lora.lora_name) else {}
-    return named | {"path": lora.lora_path} | ({"scale": scale} if scale != 1 else {})
+    return named | {"path": lora.lora_path} | ({"scale": scale} if scale != 1 and _stated(scale) else {})
 
 
 def _harmless(value: object) -> bool:
     if isinstance(value, str):
-        return len(value) <= _LONGEST_TEXT and not set(" /\\") & set(value)
-    return isinstance(value, (bool, int, float))
+        return len(value) <= _LONGEST_TEXT and value.isprintable() and not set(" /\\") & set(value)
+    return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _tokenizer(worker: Any) -> Any:

@@ -122,7 +122,7 @@ def _advice(dynamic: bool, request: Mapping[str, Any] | None = None) -> str:
             "--no-diffusion-compile-dynamic compiles each size at its first request: leave it out, or declare what you "
             "serve. In the deploy YAML, under diffusion_compile_config.warmup.shapes:"
         )
-    return f"{advice}\n  {as_yaml(request or {'width': 'WIDTH', 'height': 'HEIGHT'})}"
+    return f"{advice}\n  {as_yaml({'width': 'WIDTH', 'height': 'HEIGHT'} if request is None else request)}"
 
 
 def add_compile_ready(_: None) -> Callable[[Any], list[Parcel]]:

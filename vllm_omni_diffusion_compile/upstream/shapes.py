@@ -56,10 +56,11 @@ def declared_shapes_after_warmup(run_startup_warmup: Callable[[Any], None]) -> C
         report = document(
             outcomes, budget_s=config.budget_s, spent_s=budget.spent, about=_about(self), eager=_failed_to_compile(self)
         )
-        if outcomes:
+        if any(outcome.requests for outcome in outcomes):
             logger.info("Declared shapes, warm in %.1f s:\n%s", budget.spent, as_text(report))
         _keep(self, config, report)
-        if config.on_failure == "fail":
+        # Where nothing is compiled no request waits for the compiler, whatever was warmed.
+        if config.on_failure == "fail" and not getattr(self.od_config, "enforce_eager", False):
             _refuse(self, outcomes)
 
     return with_declared_shapes
@@ -137,7 +138,9 @@ def _warm(engine: Any, config: WarmupConfig, budget: Budget, unloaded: Mapping[L
     if not shapes:
         return
     if getattr(engine.od_config, "enforce_eager", False):
-        logger.info("Declared shapes are not warmed: compilation is off (enforce_eager).")
+        off = "compilation is off (enforce_eager)"
+        logger.info("Declared shapes are not warmed: %s.", off)
+        yield from (Outcome(shape=shape, state="skipped", reason=off) for shape in shapes)
         return
     reason = why_no_request(engine.od_config)
     if reason is not None:

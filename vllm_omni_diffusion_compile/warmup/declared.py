@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,10 @@ State = Literal["warm", "unsettled", "failed", "gave up", "skipped"]
 MOST_REQUESTS = 4
 # Denoise steps where a shape states none; a model that refuses as few is asked with its own number.
 FEW_STEPS = 2
+# Pixels of a side where a shape leaves its size to the model, to guess how long it takes: what most image models do.
+_SIDE = 1024
+# What did not fit would not fit with more steps either.
+_MEMORY = re.compile(r"out ?of ?memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +212,8 @@ def _does_not_fit(shape: Shape, last: Outcome | None, budget: Budget) -> str:
 
 
 def _work(shape: Shape) -> int:
-    return shape.width * shape.height * (shape.frames or 1) * (shape.steps or FEW_STEPS)
+    width, height = shape.width or _SIDE, shape.height or _SIDE
+    return width * height * (shape.frames or 1) * (shape.steps or FEW_STEPS)
 
 
 def _warm(shape: Shape, send: Send, budget: Budget, stop: Callable[[], bool]) -> Outcome:
@@ -237,7 +243,7 @@ def _warm(shape: Shape, send: Send, budget: Budget, stop: Callable[[], bool]) ->
 
     steps: int | None = FEW_STEPS if shape.steps is None else shape.steps
     answer = request(steps)
-    if shape.steps is None and answer.error is not None:
+    if shape.steps is None and answer.error is not None and not _MEMORY.search(answer.error):
         steps = None
         answer = request(steps)
     if answer.gave_up:

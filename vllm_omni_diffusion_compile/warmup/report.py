@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vllm_omni_diffusion_compile.warmup.declared import Outcome
 
 VERSION = 1
@@ -128,7 +130,7 @@ class Report:
             met: `request` (the shape), `component`, `region`, `seconds` and `at` of each compilation.
         """
         with self._lock:
-            changed = [_remember(self._content, event) for event in met if event.get("request")]
+            changed = [_remember(self._content, event) for event in met if event.get("request") is not None]
             if not any(changed) or self._path is None or self._timer is not None:
                 return
             since = self._every_s if self._written is None else time.monotonic() - self._written
@@ -198,16 +200,8 @@ def eager_line(report: Mapping[str, Any]) -> str:
 
 def as_yaml(shape: Mapping[str, Any]) -> str:
     """Return a shape as one line of YAML, to paste under `shapes:`."""
-    return f"- {_flow(shape)}"
-
-
-def _flow(value: Any) -> str:
-    """JSON is YAML; without quotes around keys it reads as what it is pasted into."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_flow(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    return json.dumps(value, default=str)
+    plain = json.loads(json.dumps(shape, default=str))
+    return "- " + yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=float("inf")).rstrip()
 
 
 def _number(value: float | None, digits: int) -> str:

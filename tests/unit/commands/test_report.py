@@ -91,6 +91,19 @@ def test_the_tables_say_what_is_warm_and_what_is_not(
     assert "- {width: 96, height: 96}" in text
 
 
+def test_what_reads_like_markup_is_printed_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "could not open [/models/x], expected [b c h w], got [type=missing]"
+    failed = Outcome(shape=Shape(width=64, height=64), state="failed", reason=reason)
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(document([failed], budget_s=None, spent_s=1.0, about={"model": "/m/[x]y"})))
+    monkeypatch.setenv("COLUMNS", "200")
+    text = shown(capsys, monkeypatch, str(file))
+    assert reason in text
+    assert "/m/[x]y: declared shapes" in text
+
+
 def test_json_is_the_document_itself(
     path: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

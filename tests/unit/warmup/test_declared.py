@@ -121,9 +121,12 @@ def test_a_shape_without_memory_is_reported_and_the_rest_goes_on() -> None:
     def answer(shape: Shape, steps: int | None) -> Answer | None:
         return Answer(error="OutOfMemoryError: 80 GiB") if shape is LARGE else None
 
-    outcomes = Stage(answer=answer).warm(SMALL, LARGE, WIDE)
+    stage = Stage(answer=answer)
+    outcomes = stage.warm(SMALL, LARGE, WIDE)
     assert [outcome.state for outcome in outcomes] == ["warm", "failed", "warm"]
     assert "OutOfMemoryError" in outcomes[1].reason
+    # What did not fit with few steps is not tried with the model's own number of them.
+    assert [shape for shape, _ in stage.sent].count(LARGE) == 1
 
 
 def test_what_would_not_fit_into_the_budget_is_skipped_before_it_starts() -> None:

@@ -92,6 +92,30 @@ def test_what_is_to_be_pasted_is_read_back_as_what_it_says() -> None:
     assert read_config({"warmup": pasted}).warmup.shapes[0].frames == 107
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"steps": 4, "prompt_rows": 5},
+        {"width": 64, "height": 64, "guidance_scale": 1e-05},
+        {"width": 64, "height": 64, "guidance_scale": 1e17},
+        {"width": 64, "height": 64, "extra_args": {"on": 1e-07, "1": "on", "a: b": "- c", "": "null", "- d": "1e3"}},
+    ],
+)
+def test_whatever_is_pasted_is_read_as_it_was_met(shape: dict[str, Any]) -> None:
+    (pasted,) = yaml.safe_load(as_yaml(shape))
+    assert pasted == shape
+    assert read_config({"warmup": {"shapes": [pasted]}}).warmup.shapes[0].model_dump(exclude_unset=True) == shape
+
+
+def test_a_request_that_states_nothing_is_remembered_too() -> None:
+    report = Report(document([], budget_s=None, spent_s=0, about={}))
+    report.add([{"request": {}, "component": "transformer", "region": "Block", "seconds": 2.0, "at": 1.0}])
+    report.add([{"request": None, "component": "transformer", "region": "Block", "seconds": 2.0, "at": 1.0}])
+    (entry,) = report.content["undeclared"]
+    assert (entry["shape"], entry["compile_events"]) == ({}, 1)
+
+
 def test_the_table_names_state_and_reason() -> None:
     failed = Outcome(shape=Shape(width=64, height=64, frames=9), state="failed", reason="OutOfMemoryError: 80 GiB")
     text = as_text(content(failed))
