@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,34 @@ def test_the_start_up_time_outs_leave_room_for_compiling(
     # What is not handed on explicitly, the engine takes from its own defaults.
     given = args.get_explicit_kwargs_dict()
     assert [given.get("stage_init_timeout", 300), given.get("init_timeout", 600)] == list(timeouts)
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_on", "named"),
+    [
+        ({}, {"stage_init_timeout": 1800, "init_timeout": 1800}, []),
+        ({"init_timeout": 7200}, {"stage_init_timeout": 1800, "init_timeout": 7200}, []),
+        ({"enforce_eager": True}, {"enforce_eager": True}, []),
+        (
+            {"stage_init_timeout": 60, "diffusion_compile_config": {"warmup": {"shapes": ["64x64"], "budget_s": 3000}}},
+            {"stage_init_timeout": 60, "init_timeout": 3600},
+            ["warmup.budget_s is 3000 and stage_init_timeout is 60"],
+        ),
+    ],
+)
+def test_a_program_that_uses_omni_has_time_to_compile_and_is_told_what_leaves_none(
+    given: dict[str, Any], handed_on: dict[str, Any], named: list[str], warnings: list[str]
+) -> None:
+    from vllm_omni.entrypoints.omni import Omni
+
+    seen: dict[str, Any] = {}
+    start = cli.give_omni_time_to_compile(lambda self, model, **kwargs: seen.update(kwargs))
+    start(object(), "MODEL", **given)
+    assert seen == given | handed_on
+    assert len(warnings) == len(named)
+    assert all(part in text for part, text in zip(named, warnings, strict=True))
+    # And it is this that a program calls.
+    assert inspect.unwrap(Omni.__init__) is not Omni.__init__
 
 
 @pytest.mark.parametrize(

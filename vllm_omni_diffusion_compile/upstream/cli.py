@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +142,9 @@ def give_time_to_compile(validate: Callable[..., None]) -> Callable[..., None]:
     def with_time(self: Any, args: Any) -> None:
         validate(self, args)
         given = getattr(args, "explicit_keys", None)
-        warmups = list(_warmups(args))
-        budget_s = max((warmup.budget_s or 0.0 for warmup in warmups), default=0.0)
-        nothing_to_warm = getattr(args, VAE, None) is False and not any(warmup.shapes for warmup in warmups)
-        off = getattr(args, "enforce_eager", False) or nothing_to_warm
-        if not isinstance(given, frozenset) or off or not getattr(args, "omni", False):
+        start_s, budget_s = _start(vars(args))
+        if not isinstance(given, frozenset) or not start_s or not getattr(args, "omni", False):
             return
-        start_s = max(_START_S, math.ceil(budget_s + _LOADING_S) if budget_s else 0)
         short = [name for name in _START_TIMEOUTS if name not in given and getattr(args, name, start_s) < start_s]
         for name in short:
             setattr(args, name, start_s)
@@ -158,20 +154,47 @@ def give_time_to_compile(validate: Callable[..., None]) -> Callable[..., None]:
                 "%s: %d s instead of the default, for compiling and warming up before the server is ready.",
                 ", ".join(_START_TIMEOUTS[name] for name in short), start_s,
             )  # fmt: skip
-        _name_contradictions(args, budget_s)
+        _name_contradictions({flag: getattr(args, name, None) for name, flag in _START_TIMEOUTS.items()}, budget_s)
 
     return with_time
 
 
-def _warmups(args: Any) -> Iterator[WarmupConfig]:
-    """Find what the command line and the deploy YAML say of warmup, for any stage; what is wrong is said later."""
-    stages: list[Any] = [vars(args)]
-    overrides = getattr(args, "stage_overrides", None)
+def give_omni_time_to_compile(init: Callable[..., None]) -> Callable[..., None]:
+    """Do the same for a program that uses `Omni`, whose time-outs are keyword arguments."""
+
+    @functools.wraps(init)
+    def with_time(self: Any, model: str, **kwargs: Any) -> None:
+        start_s, budget_s = _start(kwargs)
+        if start_s:
+            _name_contradictions({name: kwargs.get(name) for name in _START_TIMEOUTS}, budget_s)
+            kwargs = dict.fromkeys(_START_TIMEOUTS, start_s) | kwargs
+        init(self, model, **kwargs)
+
+    return with_time
+
+
+def _start(given: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the seconds that a start may take where the user does not say, and the budget for warming up.
+
+    The first is 0 where nothing is compiled and warmed up before the server is ready.
+    """
+    warmups = list(_warmups(given))
+    budget_s = max((warmup.budget_s or 0.0 for warmup in warmups), default=0.0)
+    nothing_to_warm = given.get(VAE) is False and not any(warmup.shapes for warmup in warmups)
+    if given.get("enforce_eager") or nothing_to_warm:
+        return 0, budget_s
+    return max(_START_S, math.ceil(budget_s + _LOADING_S) if budget_s else 0), budget_s
+
+
+def _warmups(given: Mapping[str, Any]) -> Iterator[WarmupConfig]:
+    """Find what arguments and the deploy YAML say of warmup, for any stage; what is wrong is said later."""
+    stages: list[Any] = [given]
+    overrides = given.get("stage_overrides")
     if isinstance(overrides, str):  # as 0.28.0 keeps it
         with contextlib.suppress(ValueError):
             overrides = json.loads(overrides)
     stages += list(overrides.values()) if isinstance(overrides, dict) else []
-    path = getattr(args, "deploy_config", None)
+    path = given.get("deploy_config")
     if path is not None:
         with contextlib.suppress(OSError, ValueError, TypeError, yaml.YAMLError):
             stages += (yaml.safe_load(Path(path).read_text()) or {}).get("stages") or []
@@ -180,10 +203,9 @@ def _warmups(args: Any) -> Iterator[WarmupConfig]:
             yield read_config(stage.get(CONFIG) if isinstance(stage, dict) else None).warmup
 
 
-def _name_contradictions(args: Any, budget_s: float) -> None:
+def _name_contradictions(timeouts: Mapping[str, float | None], budget_s: float) -> None:
     """Say before anything is loaded that the host will end the start before the budget does."""
-    for name, flag in _START_TIMEOUTS.items():
-        timeout_s = getattr(args, name, None)
+    for flag, timeout_s in timeouts.items():
         if timeout_s is not None and timeout_s <= budget_s:
             logger.warning(
                 "%s.warmup.budget_s is %g and %s is %g: vLLM-Omni ends a start that takes that long, and loading the "

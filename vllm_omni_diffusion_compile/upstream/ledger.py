@@ -278,6 +278,15 @@ _FLAGS = (
         upstream="none yet: the defaults fit what the release itself compiles at start",
         remove_when="the release's defaults leave room for compiling",
     ),
+    Graft(
+        target="vllm_omni.entrypoints.omni:Omni.__init__",
+        make=cli.give_omni_time_to_compile,
+        parameters=("self", "model"),
+        native=_natively_compiles_vae,
+        why="The same for a program that uses Omni, which has the time-outs as keyword arguments.",
+        upstream="none yet: see the row above",
+        remove_when="the release's defaults leave room for compiling",
+    ),
 )
 
 _COMPILE = (

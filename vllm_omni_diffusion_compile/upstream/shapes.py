@@ -160,20 +160,24 @@ class _Progress:
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
-        self._events = 0
+        # Of the shapes that are done; and in this process, when the one at hand began.
+        self._done = 0
+        self._before = 0
 
     def begin(self, shape: Shape) -> None:
         self._bar.set_description(str(shape))
-        self._events = len(LOG.since()[0])
+        self._before = len(LOG.since()[0])
         if self._bar.disable:
             logger.info("Warming up with a request of %s; compiling may take minutes.", shape)
 
     def tick(self, seconds: float) -> None:
-        # What workers of their own compile is known when they have answered.
-        self._bar.set_postfix_str(f"{seconds:.0f} s, {len(LOG.since()[0]) - self._events} compile events")
+        # What workers in processes of their own compile is known when they have answered.
+        events = self._done + len(LOG.since()[0]) - self._before
+        self._bar.set_postfix_str(f"{seconds:.0f} s, {events} compile events")
 
     def end(self, outcome: Outcome) -> None:
         self._bar.update()
+        self._done += outcome.compile_events or 0
         if not outcome.succeeded:
             logger.warning("Warmup of %s: %s (%s).", outcome.shape, outcome.state, outcome.reason)
         elif self._bar.disable and outcome.cold is not None:
