@@ -246,6 +246,16 @@ def test_failures_and_limits_have_families_of_their_own() -> None:
     assert value("s_total", **(BLOCK | {"kind": "recompilation"}), **ready) == 2
 
 
+def test_a_failure_on_another_rank_is_counted_by_its_exception() -> None:
+    OmniPrometheusMetrics(model_name=MODEL)
+    fallbacks.latch("transformer", "Block", logging.getLogger("test")).close_for(1, "RuntimeError", "ptxas died")
+    (event,) = LOG.since()[0]
+    assert "rank 1" in event.reason and "ptxas died" in event.reason
+    metrics.count(2, [event.as_dict()])
+    labels = {"component": "transformer", "region": "Block", "reason": "RuntimeError", "after_ready": "false"}
+    assert value("fallbacks_total", **labels) == 1
+
+
 def test_nothing_is_counted_where_the_host_counts_nothing() -> None:
     compiled()
     events = [event.as_dict() for event in LOG.since()[0]]

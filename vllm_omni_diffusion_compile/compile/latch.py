@@ -12,11 +12,15 @@ class Failure:
     """Why a latch was closed.
 
     Args:
+        error_type: Type of the exception.
+        reason: First line of its text.
         error: What the compiled callable raised; None if it failed on another rank.
         rank: The rank that it failed on; None if it failed here.
         elsewhere: Whether it was another latch's callable that failed, for a reason that holds for this one too.
     """
 
+    error_type: str
+    reason: str
     error: Exception | None = None
     rank: int | None = None
     elsewhere: bool = False
@@ -31,6 +35,7 @@ class Latch:
     Attributes:
         name: What it stands for, `component region`.
         closed: Whether everything that shares it runs eagerly.
+        failure: What closed it; None as long as it is open.
         graphs: Graphs compiled in calls of what shares it.
 
     Args:
@@ -49,6 +54,7 @@ class Latch:
     ) -> None:
         self.name = name
         self.closed = False
+        self.failure: Failure | None = None
         self.graphs = 0
         self.passes_through = passes_through
         self._on_close = on_close
@@ -56,11 +62,12 @@ class Latch:
 
     def close(self, error: Exception) -> None:
         """Close it after a failure here."""
-        self._close(Failure(error=error))
+        raised = compiler_error(error)
+        self._close(Failure(error_type=type(raised).__name__, reason=first_line(raised), error=error))
 
-    def close_for(self, rank: int) -> None:
+    def close_for(self, rank: int, error_type: str, reason: str) -> None:
         """Close it after a failure on another rank."""
-        self._close(Failure(rank=rank))
+        self._close(Failure(error_type=error_type, reason=reason, rank=rank))
 
     def close_with(self, failure: Failure) -> None:
         """Close it for what failed under another latch."""
@@ -68,7 +75,9 @@ class Latch:
 
     def _close(self, failure: Failure) -> None:
         with self._lock:
-            first, self.closed = not self.closed, True
+            first = not self.closed
+            if first:
+                self.failure, self.closed = failure, True
         if first:
             self._on_close(failure)
 

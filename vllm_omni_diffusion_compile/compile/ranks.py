@@ -87,18 +87,22 @@ class RankGroup:
 
         As long as nothing has failed it costs one reduction of a single number.
         """
-        news = [name for name, latch in self._latches.items() if latch.closed and name not in self._told]
+        news = [
+            (name, latch.failure.error_type, latch.failure.reason)
+            for name, latch in self._latches.items()
+            if latch.failure is not None and name not in self._told
+        ]
         anything = torch.tensor([len(news)], dtype=torch.int64)
         dist.all_reduce(anything, op=dist.ReduceOp.MAX, group=self._group)
         if not anything.item():
             return
         told: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(told, (self.rank, news), group=self._group)
-        for rank, names in told:
-            for name in names:
+        for rank, failures in told:
+            for name, error_type, reason in failures:
                 self._told.add(name)
                 if name in self._latches:
-                    self._latches[name].close_for(rank)
+                    self._latches[name].close_for(rank, error_type, reason)
 
 
 class GuardedBackend:

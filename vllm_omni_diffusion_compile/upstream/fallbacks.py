@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_diffusion_compile.compile.events import LOG
-from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, compiler_error, first_line
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, first_line
 
 # What inductor raises where a machine lacks what it compiles with: nothing else will compile there either.
 # Source: torch/_inductor/exc.py.
@@ -35,18 +35,20 @@ def latch(component: str, region: str, logger: Any) -> Latch:
             logger.warning(
                 "%s failed to compile on rank %s: all ranks run it eagerly until they end.", name, failure.rank,
             )  # fmt: skip
-            LOG.record("fallback", component, region, reason=f"failed on rank {failure.rank}")
+            LOG.record(
+                "fallback", component, region,
+                error=failure.error_type, reason=f"on rank {failure.rank}: {failure.reason}",
+            )  # fmt: skip
             return
-        error = compiler_error(failure.error)
-        LOG.record("fallback", component, region, error=type(error).__name__, reason=first_line(error))
+        LOG.record("fallback", component, region, error=failure.error_type, reason=failure.reason)
         if failure.elsewhere:
             return
-        if type(error).__name__ in _NO_COMPILER:
+        if failure.error_type in _NO_COMPILER:
             logger.warning(
                 "%s: a compiled call failed (%s: %s); disabling compilation and retrying eagerly gave the result. "
                 "Nothing can be compiled on this machine: all of the model runs eagerly until the process ends. "
                 "Install a compiler and restart, or say --enforce-eager.",
-                name, type(error).__name__, first_line(error),
+                name, failure.error_type, failure.reason,
             )  # fmt: skip
             for other in set(_latches):
                 other.close_with(failure)
@@ -54,7 +56,7 @@ def latch(component: str, region: str, logger: Any) -> Latch:
         logger.warning(
             "%s: a compiled call failed (%s: %s); disabling compilation and retrying eagerly gave the result. "
             "It stays eager until the process ends.",
-            name, type(error).__name__, first_line(error),
+            name, failure.error_type, failure.reason,
         )  # fmt: skip
 
     made = Latch(name, closed, passes_through=(DiffusionRequestAbortedError, OmniClientError))

@@ -21,7 +21,7 @@ from vllm_omni.platforms import current_omni_platform
 
 from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
-from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, compiler_error, first_line
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.rainfusion.cost import reason_not_worth_it
 from vllm_omni_diffusion_compile.rainfusion.executors import Executor, find_executor
@@ -187,16 +187,13 @@ class Sparse:
         return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[1] - used)) if used < query.shape[1] else out
 
     def _say_failed(self, failure: Failure) -> None:
-        if failure.error is None:  # only ranks that compile together close a latch without one
-            return
-        error = compiler_error(failure.error)
         logger.warning(
             "%s: sparse attention with the executor '%s' failed (%s: %s), and dense attention gave the result. Layers "
             "with these options stay dense until the process ends. Another executor may work: set it with "
             "--diffusion-compile-config.rainfusion_executor.",
-            _NAME, self.executor, type(error).__name__, first_line(error),
+            _NAME, self.executor, failure.error_type, failure.reason,
         )  # fmt: skip
-        LOG.record("fallback", "attention", _NAME, error=type(error).__name__, reason=first_line(error))
+        LOG.record("fallback", "attention", _NAME, error=failure.error_type, reason=failure.reason)
 
     def _rows_densely(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.dense.forward(query, key, value, None)

@@ -71,7 +71,8 @@ class Region:
         self.latch = latch
 
     def _closed(self, failure: Failure) -> None:
-        self.failures.append(f"rank {failure.rank}" if failure.error is None else str(failure.error))
+        where = f"rank {failure.rank}: " if failure.rank is not None else ""
+        self.failures.append(f"{where}{failure.error_type}: {failure.reason}")
 
 
 def together(x: torch.Tensor, group: Any = None) -> torch.Tensor:

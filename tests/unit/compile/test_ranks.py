@@ -44,13 +44,13 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 FAILURES = {
-    "compiling fails": (1, "ptxas died"),
-    "call 1": (1, "kernel fault"),
-    "call 3": (0, "kernel fault"),
-    "call 100": (1, "kernel fault"),
-    "out of memory": (1, "kernel fault"),
-    "second part": (1, "ptxas died"),
-    "second part, call 4": (0, "kernel fault"),
+    "compiling fails": (1, "RuntimeError: ptxas died"),
+    "call 1": (1, "RuntimeError: kernel fault"),
+    "call 3": (0, "RuntimeError: kernel fault"),
+    "call 100": (1, "RuntimeError: kernel fault"),
+    "out of memory": (1, "OutOfMemoryError: kernel fault"),
+    "second part": (1, "RuntimeError: ptxas died"),
+    "second part, call 4": (0, "RuntimeError: kernel fault"),
 }
 
 
@@ -65,7 +65,7 @@ def test_a_failure_on_one_rank_loses_no_result_and_is_one_decision_of_all(
         assert fact["right"], "every call gave what eager gives"
         assert fact["closed alone"] == (rank == failing)
         assert fact["closed after agreeing"]
-        assert fact["told"] == ([message] if rank == failing else [f"rank {failing}"])
+        assert fact["told"] == ([message] if rank == failing else [f"rank {failing}: {message}"])
         assert not fact["told twice"]
         assert not fact["compiled is called again"]
 
