@@ -9,7 +9,7 @@ DiffusionCompileError
 ├── BenchError        what a bench was asked for, or what one of its servers did
 ├── ComponentError    a pipeline declares a component that does not exist
 ├── RequestError      a request, or one line of a trace of requests, that cannot be served as it asks
-├── RankFailedError   a compiled region failed on one rank after it had communicated with the others
+├── RankFailedError   a compiled region failed on one of several ranks, and that fails the request
 ├── EvidenceError    a row of evidence that is not one, or a combination without the evidence that is asked for
 ├── BundleError       a bundle of compiled artifacts that is damaged, foreign, or not what it says it is
 └── UnsafeDirectoryError   a place for compiled artifacts that others can write
@@ -74,22 +74,26 @@ class RequestError(DiffusionCompileError, ValueError):
 
 
 class RankFailedError(DiffusionCompileError, RuntimeError):
-    """A compiled region failed on one rank in the middle of what it does together with others.
+    """A compiled region failed on one of several ranks, and that fails the request.
 
-    Running it again there would send twice what the other ranks expect once, so the request fails instead.
+    Either it failed in the middle of what it does together with others: running it again there would send twice what
+    the other ranks expect once. Or failures are to be raised.
 
     Args:
         rank: The rank that failed.
         where: Component and region.
-        error: What the compiled region raised.
+        error: Type of what the compiled region raised, and its text.
+        communicated: Whether it failed in the middle of what it does together with others.
     """
 
-    def __init__(self, rank: int, where: str, error: BaseException) -> None:
-        super().__init__(
-            f"rank {rank}: the compiled {where} failed after it had communicated with the other ranks "
-            f"({type(error).__name__}: {error}), so it cannot be run again eagerly; restart the stage, with "
-            "--enforce-eager if it happens again"
+    def __init__(self, rank: int, where: str, error: str, *, communicated: bool = True) -> None:
+        failed = (
+            f"rank {rank}: the compiled {where} failed after it had communicated with the other ranks ({error}), so it "
+            "cannot be run again eagerly"
+            if communicated
+            else f"rank {rank}: the compiled {where} failed ({error}), and on_failure is 'raise'"
         )
+        super().__init__(f"{failed}; restart the stage, with --enforce-eager if it happens again")
         self.rank = rank
         self.where = where
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from vllm_omni.diffusion.worker import diffusion_model_runner
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 from vllm_omni.model_executor.models.omnivoice.omnivoice_generator import OmniVoiceGenerator
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
-from vllm_omni_diffusion_compile.errors import ComponentError, SettingError
+from vllm_omni_diffusion_compile.compile.ranks import RankGroup
+from vllm_omni_diffusion_compile.errors import ComponentError, RankFailedError, SettingError
+from vllm_omni_diffusion_compile.upstream import transformer
 
 pytestmark = pytest.mark.contract
 
@@ -185,6 +189,30 @@ def test_a_failure_is_raised_where_failures_are_to_be_raised() -> None:
     load(pipeline, backend=f"{__name__}.broken_backend", on_failure="raise")
     with pytest.raises(Exception, match=r"no C\+\+ compiler"):
         run(pipeline.transformer)
+
+
+def test_where_ranks_run_it_together_what_is_raised_names_the_rank(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No rank raises before all have finished the request: the others would wait for it in their collectives."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ranks = RankGroup(dist.new_group(backend="gloo"), fails_closed=True)
+        monkeypatch.setattr(transformer, "_ranks", lambda *_: ranks)
+        pipeline = pipeline_of(transformer=Declared())
+        setattr(pipeline, transformer._RANKS, ranks)
+        expected = run(pipeline.transformer)
+        runner = load(pipeline, backend=f"{__name__}.broken_backend", on_failure="raise")
+        finished: list[torch.Tensor] = []
+        execute = transformer.agree_before(lambda self: finished.append(run(self.pipeline.transformer)))
+        for _ in range(2):
+            with pytest.raises(RankFailedError, match=r"rank 0: .*transformer.Block .*no C\+\+ compiler"):
+                execute(runner)
+    finally:
+        dist.destroy_process_group()
+    (only,) = finished
+    torch.testing.assert_close(only, expected)
+    assert "retrying eagerly" not in caplog.text
 
 
 class Recorder:

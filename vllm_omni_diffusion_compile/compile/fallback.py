@@ -39,7 +39,8 @@ class FallbackCallable:
         hold: Asked before a call as long as nothing was compiled in one: whether to run it eagerly for now.
         keeps_state: Whether the owner of `eager` may keep caches that a failed call leaves half written, as video VAEs
             do; else only what is among the arguments is put back before a retry.
-        fails_closed: Raise what a compiled call raises instead of trying it eagerly.
+        fails_closed: Raise what a compiled call raises instead of trying it eagerly; not with `ranks`, which would be
+            left waiting, and have a way of their own to raise it.
         ranks: The ranks that run this together, if it is more than one.
     """
 
@@ -100,7 +101,7 @@ class FallbackCallable:
             if self._ranks is not None:
                 first_frame = not latch.graphs and counters["frames"]["total"] == frames + 1
                 if self._ranks.may_have_communicated(sent, first_frame=first_frame):
-                    raise RankFailedError(self._ranks.rank, latch.name, error) from error
+                    raise self._ranks.failed_midway(latch, error) from error
             out_of_memory = any(isinstance(link, torch.OutOfMemoryError) for link in chain(error))
             failure = without_frames(error)
         finally:

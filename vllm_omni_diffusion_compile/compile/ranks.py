@@ -4,7 +4,10 @@ A rank that runs a region eagerly issues the same collectives as one that runs i
 not happen is that it issues one twice: the others would wait for it for ever. So a failure is handled where nothing was
 communicated since: at the graph that failed, which this rank runs as it was captured (`GuardedBackend`), or at the
 whole region, if no collective was issued in it yet. Where neither holds the request fails, and the error names the
-rank. Before the next request all ranks agree (`RankGroup.agree`), and what failed on one is eager on all from then on.
+rank. Before the next request all ranks agree (`RankGroup.run`), and what failed on one is eager on all from then on.
+
+A failure that is to be raised is handled in the same way, so that nobody is left waiting: the ranks finish the request,
+agree after it, too, and all of them raise.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ class RankGroup:
         counted: Whether all that the ranks send each other is collectives of torch's process groups. vLLM's own
             communicators (tensor parallelism) are none, and what ring attention sends from rank to rank NCCL counts
             apart.
+        fails_closed: Whether a failure on one rank fails the request on all, and those after it.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, counted: bool = True) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, counted: bool = True, fails_closed: bool = False) -> None:
         self._group = group
+        self._fails_closed = fails_closed
         self._counted = counted
         self._latches: dict[str, Latch] = {}
         self._told: set[str] = set()
@@ -82,6 +87,31 @@ class RankGroup:
             return False
         return self.issued() != issued or not self._counted
 
+    def failed_midway(self, latch: Latch, error: Exception) -> RankFailedError:
+        """Return what is raised for a region that failed on this rank after it may have communicated."""
+        return RankFailedError(self.rank, latch.name, f"{type(error).__name__}: {error}")
+
+    def run(self, request: Callable[[], Any]) -> Any:
+        """Run a request, or a step of one, which all ranks do at the same time; they agree before it.
+
+        Raises:
+            RankFailedError: A region has failed on some rank, and that is to be raised; on all ranks.
+        """
+        self.agree()
+        if not self._fails_closed:
+            return request()
+        self._raise_what_failed()
+        try:
+            result = request()
+        except RankFailedError:  # the others do not come to agree: they wait for what this rank did not send
+            raise
+        except Exception:  # the request's own error, which the others may not have met
+            self.agree()
+            raise
+        self.agree()
+        self._raise_what_failed()
+        return result
+
     def agree(self) -> None:
         """Close on this rank what is closed on any other; a collective, called by all ranks between two requests.
 
@@ -103,6 +133,13 @@ class RankGroup:
                 self._told.add(name)
                 if name in self._latches:
                     self._latches[name].close_for(rank, error_type, reason)
+
+    def _raise_what_failed(self) -> None:
+        for latch in self._latches.values():
+            if (failure := latch.failure) is not None:
+                rank = self.rank if failure.rank is None else failure.rank
+                error = f"{failure.error_type}: {failure.reason}"
+                raise RankFailedError(rank, latch.name, error, communicated=False) from failure.error
 
 
 class GuardedBackend:
@@ -171,7 +208,7 @@ class _GuardedGraph:
             raise
         except Exception as error:
             if self._may_communicate and self._ranks.may_have_communicated(before):
-                raise RankFailedError(self._ranks.rank, self._latch.name, error) from error
+                raise self._ranks.failed_midway(self._latch, error) from error
             failure = without_frames(error)
         result = self._captured(*args)
         self._compiled = None

@@ -17,13 +17,14 @@ _NO_COMPILER = frozenset({"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTr
 _latches: weakref.WeakSet[Latch] = weakref.WeakSet()
 
 
-def latch(component: str, region: str, logger: Any) -> Latch:
+def latch(component: str, region: str, logger: Any, *, raised: bool = False) -> Latch:
     """Return a latch for a region of a component; closing it writes one line and records one event.
 
     Args:
         component: Path of the component in its pipeline.
         region: Class of the region, or the name of a method.
         logger: The host module's own, so that the line reads as the release's own.
+        raised: Whether what closes it fails the request, too; then the error says it all.
     """
     from vllm_omni.diffusion.data import DiffusionRequestAbortedError
     from vllm_omni.errors import OmniClientError
@@ -31,6 +32,8 @@ def latch(component: str, region: str, logger: Any) -> Latch:
     name = _name(component, region)
 
     def closed(failure: Failure) -> None:
+        if raised:
+            return
         if failure.error is None:
             logger.warning(
                 "%s failed to compile on rank %s: all ranks run it eagerly until they end.", name, failure.rank,

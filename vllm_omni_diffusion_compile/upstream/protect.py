@@ -42,6 +42,7 @@ class Protect:
         self._path = path
         self._settings = settings
         self._ranks = ranks
+        self._fails_closed = settings.diffusion_compile_config.on_failure == "raise"
         self._logger = logger
         self._latches: dict[str, Any] = {}
         self._backends: dict[str, Any] = {}
@@ -55,7 +56,7 @@ class Protect:
             options["backend"] = self._backend
         if config.mode != "default":
             options["mode"] = config.mode
-        if self._ranks is not None and config.on_failure == "eager":
+        if self._ranks is not None:
             options = {"dynamic": options["dynamic"], "backend": self._guarded(region, options)}
         limit = effective_recompile_limit(self._settings)
         if limit is not None:
@@ -71,7 +72,7 @@ class Protect:
             on_compile=functools.partial(record_compilations, self._path, region),
             hold=told_to_stop,
             keeps_state=False,
-            fails_closed=self._settings.diffusion_compile_config.on_failure == "raise",
+            fails_closed=self._fails_closed and self._ranks is None,
             ranks=self._ranks,
         )  # fmt: skip
 
@@ -81,7 +82,7 @@ class Protect:
 
     def _latch(self, region: str) -> Any:
         if region not in self._latches:
-            self._latches[region] = fallbacks.latch(self._path, region, self._logger)
+            self._latches[region] = fallbacks.latch(self._path, region, self._logger, raised=self._fails_closed)
             if self._ranks is not None:
                 self._ranks.watch(self._latches[region])
         return self._latches[region]

@@ -70,19 +70,19 @@ def compile_with_own_backend(enable_offload_backend: Callable[..., Any]) -> Call
 
 
 def agree_before(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Between two requests all ranks learn what has failed to compile on one of them.
+    """Between two requests all ranks learn what has failed to compile on one of them; see `RankGroup.run`.
 
     It is also the last that runs in the thread which computes, before it does.
     """
 
     @functools.wraps(execute)
     def agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ranks = getattr(self.pipeline, _RANKS, None)
-        if ranks is not None:
-            ranks.agree()
         if (source := getattr(self.pipeline, _DYNAMIC, None)) is not None:
             _take_as_dynamic(source)
-        return execute(self, *args, **kwargs)
+        ranks = getattr(self.pipeline, _RANKS, None)
+        if ranks is None:
+            return execute(self, *args, **kwargs)
+        return ranks.run(functools.partial(execute, self, *args, **kwargs))
 
     return agreed
 
@@ -112,7 +112,7 @@ def _compile_named(pipeline: Any, attr_name: str, od_config: Any) -> None:
     if _pads_prompts(settings):
         setattr(pipeline, _DYNAMIC, _USED_ROWS)
     for path, component in _components(pipeline, attr_name, settings):
-        _compile(path, component, settings, _ranks(pipeline, getattr(od_config, "parallel_config", None)))
+        _compile(path, component, settings, _ranks(pipeline, od_config, settings))
 
 
 def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSettings) -> Iterator[tuple[str, Any]]:
@@ -236,18 +236,18 @@ def _take_as_dynamic(source: str) -> None:
         torch.compiler.config.dynamic_sources = f"{known},{source}" if known else source
 
 
-def _ranks(pipeline: Any, parallel_config: Any) -> Any | None:
+def _ranks(pipeline: Any, od_config: Any, settings: DiffusionCompileSettings) -> Any | None:
     """The ranks that run the model in lockstep, those of one data-parallel replica; None if this one is alone."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     if not hasattr(pipeline, _RANKS):
-        setattr(pipeline, _RANKS, _rank_group(parallel_config))
+        setattr(pipeline, _RANKS, _rank_group(getattr(od_config, "parallel_config", None), settings))
     return getattr(pipeline, _RANKS)
 
 
-def _rank_group(parallel_config: Any) -> Any | None:
+def _rank_group(parallel_config: Any, settings: DiffusionCompileSettings) -> Any | None:
     """Make the groups of all replicas, as every rank has to, and return that of this rank."""
     import torch.distributed as dist
     from vllm_omni.diffusion.distributed.parallel_state import get_data_parallel_rank, get_world_group
@@ -261,7 +261,8 @@ def _rank_group(parallel_config: Any) -> Any | None:
         members = [rank for rank, other in enumerate(replicas) if other == replica]
         group = dist.new_group(members, backend="gloo")
         if dist.get_rank() in members and len(members) > 1:
-            mine = RankGroup(group, counted=_counted(parallel_config))
+            fails_closed = settings.diffusion_compile_config.on_failure == "raise"
+            mine = RankGroup(group, counted=_counted(parallel_config), fails_closed=fails_closed)
     return mine
 
 

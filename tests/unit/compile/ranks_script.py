@@ -124,6 +124,39 @@ def midway(ranks: RankGroup) -> str:
     return "answered"
 
 
+def raised(group: Any) -> list[str]:
+    """A failure that is to be raised: two requests with a region that fails to compile on one rank."""
+    torch.compiler.reset()
+    ranks = RankGroup(group, fails_closed=True)
+    region = Region(together, ranks, Backend(1, compiling=1), "transformer.Raised")
+    told = []
+    for _ in range(2):
+        try:
+            ranks.run(lambda: region.call(torch.ones(4, device=DEVICE)))
+            told.append("answered")
+        except RankFailedError as error:
+            told.append(f"{error} from {error.__cause__!r}")
+    return told
+
+
+def own_error_of_one(group: Any) -> list[str]:
+    """A request that fails on one rank, by itself, and one after it."""
+    ranks = RankGroup(group, fails_closed=True)
+
+    def request(fails_on: int) -> str:
+        if dist.get_rank() == fails_on:
+            raise ValueError("the request's own")
+        return "answered"
+
+    told = []
+    for fails_on in (1, -1):
+        try:
+            told.append(ranks.run(functools.partial(request, fails_on)))
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
 def unequal(ranks: RankGroup) -> dict[str, Any]:
     """Packed samples of different lengths: this rank compiles at other calls than the others, and all answer."""
     torch.compiler.reset()
@@ -194,7 +227,8 @@ def main() -> None:
         options.backend, init_method=f"file://{options.store}", rank=options.rank, world_size=options.world,
         timeout=timeout,
     )  # fmt: skip
-    ranks = RankGroup(dist.new_group(backend="gloo", timeout=timeout))
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    ranks = RankGroup(group)
     stories: dict[str, Callable[[], Any]] = {
         "counted": lambda: counted(ranks),
         "nothing fails": lambda: story("transformer.Fine", together, Backend(-1), ranks, 3),
@@ -208,6 +242,8 @@ def main() -> None:
         "second part": lambda: story("transformer.Parts", in_two_parts, Backend(1, compiling=2), ranks, 3),
         "second part, call 4": lambda: story("transformer.Parts4", in_two_parts, Backend(0, call=4), ranks, 3),
         "unequal": lambda: unequal(ranks),
+        "raised": lambda: raised(group),
+        "own error of one": lambda: own_error_of_one(group),
         "midway": lambda: midway(ranks),
         "members": lambda: members_only(options.world),
     }

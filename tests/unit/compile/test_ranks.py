@@ -92,6 +92,25 @@ def test_a_failure_after_communicating_fails_the_request_and_names_the_rank(told
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
+def test_a_failure_that_is_to_be_raised_is_raised_on_all_ranks_and_names_the_one_it_was_on(
+    told: list[dict[str, Any]],
+) -> None:
+    said = "rank 1: the compiled transformer.Raised failed (RuntimeError: ptxas died), and on_failure is 'raise'"
+    for rank, facts in enumerate(told):
+        for error in facts["raised"]:
+            assert error.startswith(said)
+            assert error.endswith("from RuntimeError('ptxas died')" if rank == 1 else "from None")
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_where_failures_are_raised_a_requests_own_error_on_one_rank_keeps_no_other_waiting(
+    told: list[dict[str, Any]],
+) -> None:
+    for rank, facts in enumerate(told):
+        assert facts["own error of one"] == ["the request's own" if rank == 1 else "answered", "answered"]
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
 def test_ranks_that_are_no_members_take_no_part(told: list[dict[str, Any]]) -> None:
     members = [facts["members"] for facts in told]
     assert [member["member"] for member in members] == [True, True, *[False] * (len(told) - 2)]
