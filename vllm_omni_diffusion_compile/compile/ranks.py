@@ -148,7 +148,7 @@ class GuardedBackend:
     Args:
         compile_graph: The backend itself: `(graph module, example inputs) -> callable`.
         ranks: The ranks that run the region.
-        latch: Closed when a graph failed.
+        latch: Closed when a graph failed, once it gave a result as it was captured.
     """
 
     def __init__(self, compile_graph: Callable[..., Callable[..., Any]], ranks: RankGroup, latch: Latch) -> None:
@@ -165,8 +165,7 @@ class GuardedBackend:
         except RestartAnalysis:  # no failure: Dynamo is asked to trace once more, with a number as a constant
             raise
         except Exception as error:  # noqa: BLE001 - what Dynamo captured can be run, whatever its backend raised
-            self._latch.close(error)
-            return captured.forward
+            return _UncompiledGraph(captured, without_frames(error), self._latch)
         return _GuardedGraph(captured, compiled, self._ranks, self._latch)
 
 
@@ -184,6 +183,20 @@ def graph_compiler(backend: str | Callable[..., Any], mode: str | None) -> Calla
     if mode is None:
         return compile_graph
     return functools.partial(compile_graph, config_patches=list_mode_options(mode))
+
+
+class _UncompiledGraph:
+    """A graph that failed to compile. It runs as it was captured; if that fails too, the error is the call's own."""
+
+    def __init__(self, captured: fx.GraphModule, failure: Exception, latch: Latch) -> None:
+        self._captured = captured
+        self._failure = failure
+        self._latch = latch
+
+    def __call__(self, *args: Any) -> Any:
+        result = self._captured(*args)
+        self._latch.close(self._failure)
+        return result
 
 
 class _GuardedGraph:

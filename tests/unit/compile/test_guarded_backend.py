@@ -5,10 +5,45 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 from vllm_omni_diffusion_compile.compile.ranks import GuardedBackend, graph_compiler
+
+
+def test_what_eager_cannot_do_either_is_not_the_compilers_fault() -> None:
+    torch.compiler.reset()
+    failures: list[Failure] = []
+    short_of_memory = True
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("while tuning")
+
+    @torch.library.custom_op("guarded_backend::large", mutates_args=())
+    def large(x: torch.Tensor) -> torch.Tensor:
+        if short_of_memory:
+            raise torch.OutOfMemoryError("eager")
+        return x.clone()
+
+    large.register_fake(torch.empty_like)
+
+    def block(x: torch.Tensor) -> Any:
+        return large(x) + 1
+
+    alone: Any = SimpleNamespace(
+        sent=lambda: (0, 0), may_have_communicated=lambda *_, **__: False, graphs_run=0, rank=0
+    )
+    latch = Latch("transformer Block", failures.append)
+    compiled = torch.compile(block, backend=GuardedBackend(backend, alone, latch))
+    call = FallbackCallable(block, compiled, latch, keeps_state=False, ranks=alone)
+    with pytest.raises(torch.OutOfMemoryError, match="eager"):
+        call(torch.ones(2))
+    assert not latch.closed
+    short_of_memory = False
+    torch.testing.assert_close(call(torch.ones(2)), torch.full((2,), 2.0))
+    assert [failure.reason for failure in failures] == ["while tuning"]
 
 
 def test_a_number_that_has_to_be_a_constant_is_no_failure() -> None:
