@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -17,6 +18,9 @@ from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
 
 Kind = Literal["compilation", "recompilation", "recompile limit", "fallback", "set-up failed"]
 
+# Records that torch is to keep, one a frame, until a call has ended: 64 are its default, and in full scope each graph
+# break of the component makes a frame.
+_MOST_FRAMES = 1024
 # Tensors named in an event; a call with more has its shape in the first of them.
 _MOST_SHAPES = 8
 
@@ -180,8 +184,8 @@ def compiled_graphs() -> int:
 class CompilationRecords:
     """Torch's records of the frames it compiled, each read once.
 
-    Torch keeps the latest 64 records in this process; a call compiles a handful. Some are not of frames: the first run
-    of a Triton kernel that is tuned then leaves one that names no function and no failure.
+    Some are not of frames: the first run of a Triton kernel that is tuned then leaves one that names no function and no
+    failure.
 
     Source: `torch._dynamo.utils.get_compilation_metrics`.
     """
@@ -204,6 +208,14 @@ class CompilationRecords:
 
 
 _RECORDS = CompilationRecords()
+
+
+def recorder(component: str, region: str) -> Callable[[int, tuple[Any, ...], Mapping[str, Any]], int]:
+    """Return `record_compilations` for a region, and have torch keep the records of as many frames as a call has."""
+    from torch._dynamo.utils import set_compilation_metrics_limit
+
+    set_compilation_metrics_limit(_MOST_FRAMES)
+    return functools.partial(record_compilations, component, region)
 
 
 def record_compilations(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +28,7 @@ def compile_callable_with_fallback(
     Returns:
         The callable to use, and whether it is compiled. If setting up failed, `fn` itself and False.
     """
-    from vllm_omni_diffusion_compile.compile.events import record_compilations
+    from vllm_omni_diffusion_compile.compile.events import recorder
     from vllm_omni_diffusion_compile.compile.fallback import compile_with_fallback
 
     # The host module's own logger, so that the lines read as the release's own will.
@@ -39,7 +38,7 @@ def compile_callable_with_fallback(
         fn,
         fallbacks.latch(component, region, logger),
         on_setup_failure=fallbacks.setup_failed(component, region, logger),
-        on_compile=functools.partial(record_compilations, component, region),
+        on_compile=recorder(component, region),
         hold=told_to_stop,  # the first compilation takes longest, and would delay a stop during start-up
         fails_closed=fails_closed,
         compile_options=compile_options,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,12 +63,12 @@ class Protect:
         return options
 
     def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> Any:
-        from vllm_omni_diffusion_compile.compile.events import record_compilations
+        from vllm_omni_diffusion_compile.compile.events import recorder
         from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 
         return FallbackCallable(
             eager, compiled, self._latch(region),
-            on_compile=functools.partial(record_compilations, self._path, region),
+            on_compile=recorder(self._path, region),
             hold=told_to_stop,
             keeps_state=False,
             fails_closed=self._fails_closed and self._ranks is None,

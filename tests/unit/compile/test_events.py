@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent, record_compilations, summarize
+from vllm_omni_diffusion_compile.compile.events import LOG, CompileEvent, recorder, summarize
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 
@@ -31,7 +30,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> FallbackCallable:
         function,
         torch.compile(function, backend="eager", **options),
         Latch("transformer.Block", no_failure),
-        on_compile=functools.partial(record_compilations, "transformer", "Block"),
+        on_compile=recorder("transformer", "Block"),
     )
 
 
@@ -67,6 +66,16 @@ def test_many_compilations_are_all_recorded() -> None:
     for number in range(70):
         compiled(eval(f"lambda x: x + {number}"))(torch.ones(2))
     assert len(LOG.since()[0]) == 70
+
+
+def test_many_compilations_of_one_call_are_all_recorded() -> None:
+    # As above: in full scope a component with many graph breaks has as many frames.
+    steps = "\n".join(f"    x = x + {number}\n    torch._dynamo.graph_break()" for number in range(70))
+    names: dict[str, Any] = {"torch": torch}
+    exec(f"def broken(x):\n{steps}\n    return x", names)
+    call = compiled(names["broken"])
+    call(torch.ones(2))
+    assert len(LOG.since()[0]) == call.graphs == 70
 
 
 def test_a_graph_break_makes_two_graphs() -> None:
