@@ -85,7 +85,7 @@ def test_a_set_up_in_order_exits_with_0(doctor: Doctor, generic_model: str) -> N
 def test_who_compiles_nothing_needs_no_compiler(
     doctor: Doctor, generic_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolchain, "_compiles", lambda compiler: "fatal error: omp.h: No such file")
+    monkeypatch.setattr(toolchain, "why_not", lambda compiler: "fatal error: omp.h: No such file")
     line = ("--", "vllm", "serve", generic_model, "--omni")
     status, document = doctor(*line)
     assert (status, named(document, "compiler", "C++ compiler")["state"]) == (1, "limit")

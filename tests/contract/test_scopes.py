@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._inductor.exc import CppCompileError
 from vllm_omni.diffusion.worker import diffusion_model_runner
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 from vllm_omni.model_executor.models.omnivoice.omnivoice_generator import OmniVoiceGenerator
 
+from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.ranks import RankGroup
 from vllm_omni_diffusion_compile.errors import ComponentError, RankFailedError, SettingError
-from vllm_omni_diffusion_compile.upstream import transformer
+from vllm_omni_diffusion_compile.upstream import fallbacks, transformer
 
 pytestmark = pytest.mark.contract
 
@@ -182,6 +185,51 @@ def test_a_failure_at_the_first_call_is_answered_eagerly_and_logged_once(
 
 def broken_backend(graph: Any, inputs: Any) -> Any:
     raise RuntimeError("no C++ compiler\nsecond line")
+
+
+class Another(Block):
+    pass
+
+
+class TwoKinds(Undeclared):
+    _repeated_blocks = ("Block", "Another")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Another()])
+
+
+def backend_of(compiler: str, *, raises: str = "") -> Callable[[Any, Any], Any]:
+    """A backend that hands a compiler what it does not compile, or raises what Triton does."""
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError(raises) if raises else CppCompileError([compiler, "kernel.cpp"], "error: expected ';'")
+
+    return compile_graph
+
+
+@pytest.mark.parametrize(
+    ("compiler", "raises", "works"),
+    [
+        ("g++", "", True),
+        ("/usr/bin/false", "", False),
+        ("", "Failed to find C compiler. Please specify via CC environment variable.", False),
+    ],
+    ids=["one kernel does not compile", "nothing compiles", "Triton has no compiler"],
+)
+def test_a_compiler_that_does_not_work_is_found_out_once(
+    compiler: str, raises: str, works: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.broken_backend", backend_of(compiler, raises=raises))
+    monkeypatch.setattr(fallbacks, "_latches", weakref.WeakSet())  # those of this pipeline alone
+    LOG.clear()
+    pipeline = pipeline_of(transformer=TwoKinds())
+    expected = run(pipeline.transformer)
+    load(pipeline, backend=f"{__name__}.broken_backend")
+    torch.testing.assert_close(run(pipeline.transformer), expected)
+    lines = [record.getMessage() for record in caplog.records if "retrying eagerly" in record.getMessage()]
+    assert ["Nothing can be compiled on this machine" in line for line in lines] == ([False] * 2 if works else [True])
+    assert sorted(event.region for event in LOG.since()[0] if event.kind == "fallback") == ["Another", "Block"]
 
 
 def test_a_failure_is_raised_where_failures_are_to_be_raised() -> None:

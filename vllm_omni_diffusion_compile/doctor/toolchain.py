@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+from vllm_omni_diffusion_compile.compile.cpp import why_not
 from vllm_omni_diffusion_compile.doctor.finding import Finding
 from vllm_omni_diffusion_compile.doctor.versions import is_there, release_of
 
-# What inductor's own C++ includes: the headers of Python and OpenMP are the ones that are missing in practice.
-_LINE = """\
-#include <Python.h>
-#include <omp.h>
-#include <cmath>
-extern "C" double root(double x) { return omp_get_max_threads() * std::sqrt(x); }
-"""
-_FLAGS = ("-shared", "-fPIC", "-fopenmp", "-std=c++20")
-_TIMEOUT_S = 60.0
 # Each of them makes torch.compile return what it was given. Source: torch/_dynamo/config.py.
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
@@ -75,25 +63,10 @@ def _compiler(*, fails_closed: bool) -> Finding:
         said = f" (CXX is {os.environ['CXX']!r})" if "CXX" in os.environ else ""
         reason = str(error).strip().partition("\n")[0]
         return judged(name, f"inductor finds none{said}: {reason}", remedy)
-    problem = _compiles(compiler)
+    problem = why_not(compiler)
     if problem:
         return judged(name, f"{compiler} does not compile a line: {problem}", remedy)
     return Finding.ok(name, f"{compiler} compiles")
-
-
-def _compiles(compiler: str) -> str:
-    """Return why not, or an empty text."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "line.cpp")
-        source.write_text(_LINE)
-        include = sysconfig.get_paths()["include"]
-        command = [compiler, *_FLAGS, f"-I{include}", str(source), "-o", str(Path(folder, "line.so"))]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{type(error).__name__}: {error}"
-    errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[:1]
-    return "" if done.returncode == 0 else (errors or [f"it exits with {done.returncode}"])[0].strip()
 
 
 def _triton(*, fails_closed: bool) -> Finding:

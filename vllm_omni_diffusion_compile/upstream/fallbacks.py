@@ -6,12 +6,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from vllm_omni_diffusion_compile.compile.cpp import why_not
 from vllm_omni_diffusion_compile.compile.events import LOG
-from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, first_line
+from vllm_omni_diffusion_compile.compile.latch import Failure, Latch, chain, first_line
 
 # What inductor raises where a machine lacks what it compiles with: nothing else will compile there either.
 # Source: torch/_inductor/exc.py.
 _NO_COMPILER = frozenset({"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"})
+# What Triton raises, as a RuntimeError, where nothing compiles what launches its kernels.
+# Source: triton/runtime/build.py.
+_NO_C_COMPILER = "Failed to find C compiler"
 
 # Every latch of this process.
 _latches: weakref.WeakSet[Latch] = weakref.WeakSet()
@@ -46,11 +50,11 @@ def latch(component: str, region: str, logger: Any, *, raised: bool = False) -> 
         LOG.record("fallback", component, region, error=failure.error_type, reason=failure.reason)
         if failure.elsewhere:
             return
-        if failure.error_type in _NO_COMPILER:
+        if _nothing_compiles(failure.error):
             logger.warning(
                 "%s: a compiled call failed (%s: %s); disabling compilation and retrying eagerly gave the result. "
                 "Nothing can be compiled on this machine: all of the model runs eagerly until the process ends. "
-                "Install a compiler and restart, or say --enforce-eager.",
+                "Install a compiler that works and restart, or say --enforce-eager.",
                 name, failure.error_type, failure.reason,
             )  # fmt: skip
             for other in set(_latches):
@@ -83,6 +87,18 @@ def setup_failed(component: str, region: str, logger: Any) -> Callable[[Exceptio
         LOG.record("set-up failed", component, region, error=type(error).__name__, reason=first_line(error))
 
     return report
+
+
+def _nothing_compiles(error: Exception) -> bool:
+    """Whether what the compiler raised for one region it will raise for every other one."""
+    for link in chain(error):
+        if type(link).__name__ in _NO_COMPILER or _NO_C_COMPILER in str(link):
+            return True
+        # Either what inductor wrote is wrong, which concerns one region, or the compiler does not work. A disk that is
+        # full says neither.
+        if type(link).__name__ == "CppCompileError" and "No space left on device" not in str(link):
+            return bool(why_not(link.cmd[0]))  # type: ignore[attr-defined]
+    return False
 
 
 def _name(component: str, region: str) -> str:
