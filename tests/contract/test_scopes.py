@@ -105,6 +105,25 @@ def test_blocks_of_declared_and_undeclared_models_are_compiled_and_the_log_says_
     assert "transformer_2 configured" in second and "2 module(s), found by structure," in second and "2 Block" in second
 
 
+def test_of_a_list_of_lists_the_modules_that_are_called_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.ModuleList([Block(), Block()]) for _ in range(2)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                for block in layer.children():
+                    x = block(x)
+            return x
+
+    pipeline = pipeline_of(transformer=Nested())
+    load(pipeline)
+    assert compiled_blocks(pipeline.transformer) == 4
+    (line,) = configured(caplog)
+    assert line.endswith("4 Block.")
+
+
 def test_the_log_does_not_claim_what_was_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     pipeline = pipeline_of(transformer=Undeclared())
     load(pipeline, infer_regions=False)

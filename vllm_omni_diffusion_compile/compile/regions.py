@@ -5,7 +5,7 @@ A model of its release declares them in `_repeated_blocks`. Where it declares no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -16,7 +16,8 @@ _WRAPPED = ("_fsdp_wrapped_module", "_orig_mod")
 _PERHAPS_WRAPPED = (*_WRAPPED, "module")
 # The class that `fully_shard` (FSDP2, which HSDP is built on) puts between a module's class and a new one of its own.
 _SHARDED = "FSDPModule"
-# A list of modules is worth compiling if it holds a tenth of the component, and all such lists have to hold half of it.
+# The modules of one class in a list are worth compiling if they hold a tenth of the component, and all of them together
+# have to hold half of it.
 _LIST_SHARE = 0.1
 _TOTAL_SHARE = 0.5
 
@@ -56,7 +57,7 @@ def declared_regions(component: nn.Module, declared: Collection[str], lists: Col
                 return layer
         owner, _, name = path.rpartition(".")
         listed = name.isdigit() and owner.rpartition(".")[2] in list_names
-        return _unwrapped(module) if listed else None
+        return _unwrapped(module) if listed and has_forward(module) else None
 
     declared_names = frozenset(declared)
     list_names = declared_names.union(lists)
@@ -72,26 +73,35 @@ def declared_regions(component: nn.Module, declared: Collection[str], lists: Col
 def inferred_regions(component: nn.Module) -> list[Region]:
     """Find the blocks of a component that declares none.
 
-    A `ModuleList` of two or more modules of one class counts if it holds a tenth of the component's parameters; the
-    lists that count have to hold half of them together.
+    A `ModuleList` of two or more members counts if they are of one class. Members that nobody can call, such as lists
+    of modules, count as the modules that they hold, and are alike if they hold modules of the same classes. The modules
+    of one class in such a list are blocks if they hold a tenth of the component's parameters; all blocks have to hold
+    half of them together.
 
     Returns:
-        The members of these lists, in the order of the component; empty if most of the component does not repeat.
+        The blocks, in the order of the component; empty if most of the component does not repeat.
     """
-    total = _parameters(component)
-    lists = [
-        (path, members)
-        for path, members in _outermost(component, lambda _, module: _repeats(module))
-        if _parameters(members) >= _LIST_SHARE * total
-    ]
-    if sum(_parameters(members) for _, members in lists) < max(_TOTAL_SHARE * total, 1):
+    total = _parameters([component])
+    regions: list[Region] = []
+    for path, members in _outermost(component, lambda _, module: _repeats(module)):
+        found = [
+            Region(path=f"{path}.{name}", cls=_own_class(inner), module=inner)
+            for name, module in _outermost(members, _called)
+            for inner in [_unwrapped(module)]
+        ]
+        of_class: dict[type, list[nn.Module]] = {}
+        for region in found:
+            of_class.setdefault(type(region.module), []).append(region.module)
+        large = {cls for cls, modules in of_class.items() if _parameters(modules) >= _LIST_SHARE * total}
+        regions += [region for region in found if type(region.module) in large]
+    if _parameters(region.module for region in regions) < max(_TOTAL_SHARE * total, 1):
         return []
-    return [
-        Region(path=f"{path}.{name}", cls=_own_class(inner), module=inner)
-        for path, members in lists
-        for name, member in members.named_children()
-        for inner in [_unwrapped(member)]
-    ]
+    return regions
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module can be called: a `ModuleList` or `ModuleDict` cannot, whoever uses it calls what it holds."""
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def _outermost(component: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
@@ -125,10 +135,20 @@ def _unwrapped(module: nn.Module) -> nn.Module:
     return list(_layers(module, _WRAPPED))[-1]
 
 
+def _called(_: str, module: nn.Module) -> bool:
+    return has_forward(module)
+
+
 def _repeats(module: nn.Module) -> bool:
     if not isinstance(module, nn.ModuleList) or len(module) < 2:
         return False
-    return len({type(_unwrapped(member)) for member in module}) == 1 and any(True for _ in module.parameters())
+    return len({_classes(member) for member in module}) == 1 and any(True for _ in module.parameters())
+
+
+def _classes(member: nn.Module) -> frozenset[type]:
+    """Class of a member of a list, or the classes of what it holds."""
+    held = [member] if has_forward(member) else [module for _, module in _outermost(member, _called)]
+    return frozenset(type(_unwrapped(module)) for module in held)
 
 
 def _own_class(module: nn.Module) -> str:
@@ -139,5 +159,6 @@ def _own_class(module: nn.Module) -> str:
     return cls.__name__
 
 
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _parameters(modules: Iterable[nn.Module]) -> int:
+    parameters = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    return sum(parameter.numel() for parameter in parameters.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,25 +15,32 @@ from vllm_omni_diffusion_compile.compile.components import denoising_modules, mi
 from vllm_omni_diffusion_compile.compile.regions import Region, declared_regions, inferred_regions
 
 
-class Inner(nn.Module):
+class Called(nn.Module):
+    """Has a forward, unlike a list of modules."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Inner(Called):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
 
-class Block(nn.Module):
+class Block(Called):
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.ModuleList([Inner(), Inner()])
 
 
-class Single(nn.Module):
+class Single(Called):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
 
 
-class Wrapper(nn.Module):
+class Wrapper(Called):
     """Keeps a module the way FSDP, DataParallel or torch.compile do."""
 
     def __init__(self, attribute: str, inner: nn.Module) -> None:
@@ -73,7 +82,7 @@ def test_a_wrapped_block_is_compiled_inside_of_its_wrapper(attribute: str) -> No
 
 
 def test_a_declared_block_with_a_module_of_its_own_stays_whole() -> None:
-    class Residual(nn.Module):
+    class Residual(Called):
         def __init__(self) -> None:
             super().__init__()
             self.module = Single()
@@ -137,6 +146,34 @@ def test_blocks_of_blocks_are_inferred_as_the_outer_ones() -> None:
 )
 def test_what_does_not_repeat_or_is_a_small_part_is_not_inferred(model: nn.Module) -> None:
     assert inferred_regions(model) == []
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.ModuleList([Inner(), Single(), nn.LayerNorm(4)]),
+        lambda: nn.ModuleDict({"attention": Inner(), "mlp": Single(), "norm": nn.LayerNorm(4)}),
+    ],
+    ids=["list", "dict"],
+)
+def test_of_lists_that_nobody_calls_what_they_hold_is_inferred(layer: Callable[[], nn.Module]) -> None:
+    """Layers of attention and MLP without a class of their own; what of them is small stays as it is."""
+    regions = inferred_regions(component(layers=nn.ModuleList([layer() for _ in range(12)])))
+    assert Counter(region.cls for region in regions) == {"Inner": 12, "Single": 12}
+    assert [region.path.partition(".")[0] for region in regions] == ["layers"] * 24
+
+
+def test_lists_of_unlike_lists_are_searched_one_by_one() -> None:
+    down, up = nn.ModuleList([Block(), Block()]), nn.ModuleList([Inner(), nn.LayerNorm(4)])
+    assert found(inferred_regions(component(stages=nn.ModuleList([down, up])))) == [
+        ("stages.0.0", "Block"),
+        ("stages.0.1", "Block"),
+    ]
+
+
+def test_an_offloaded_list_of_lists_has_no_members_to_call() -> None:
+    model = component(layers=nn.ModuleList([nn.ModuleList([Single()])]), others=nn.ModuleList([Block()]))
+    assert found(declared_regions(model, ["Block"], ["layers"])) == [("others.0", "Block")]
 
 
 def test_a_list_with_less_than_a_tenth_of_the_parameters_stays_out() -> None:
