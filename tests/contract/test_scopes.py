@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._inductor.exc import CppCompileError
+from vllm_omni.diffusion.offloader.distributed_layerwise_backend import apply_distributed_block_hook
+from vllm_omni.diffusion.offloader.layerwise_backend import apply_block_hook
 from vllm_omni.diffusion.worker import diffusion_model_runner
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 from vllm_omni.model_executor.models.omnivoice.omnivoice_generator import OmniVoiceGenerator
@@ -122,6 +125,34 @@ def test_of_a_list_of_lists_the_modules_that_are_called_are_compiled(caplog: pyt
     assert compiled_blocks(pipeline.transformer) == 4
     (line,) = configured(caplog)
     assert line.endswith("4 Block.")
+
+
+def offload_by_layer(block: nn.Module, following: nn.Module) -> None:
+    apply_block_hook(block, following, X.device, Mock(), pin_memory=False)
+
+
+def offload_by_layer_distributed(block: nn.Module, following: nn.Module) -> None:
+    apply_distributed_block_hook(
+        block, following, X.device, None, 1, 0, Mock(), Mock(), pin_memory=False, shared_buffers=[None, None]
+    )
+
+
+@pytest.mark.parametrize("offload", [offload_by_layer, offload_by_layer_distributed])
+def test_blocks_whose_weights_are_offloaded_are_found_as_if_they_were_there(
+    offload: Callable[[nn.Module, nn.Module], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`load_model` offloads first: what then is there of the blocks is nothing, and of the rest everything."""
+    model = Undeclared()
+    model.blocks.append(Block())
+    model.embed = nn.Linear(4, 4)
+    model.small = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    blocks = list(model.blocks)
+    for block, following in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
+        offload(block, following)
+    assert all(parameter.numel() == 0 for parameter in model.blocks.parameters())
+    load(pipeline_of(transformer=model))
+    (line,) = configured(caplog)
+    assert line.endswith("3 Block.")
 
 
 def test_the_log_does_not_claim_what_was_switched_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,9 @@ A model of its release declares them in `_repeated_blocks`. Where it declares no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -16,6 +17,10 @@ _WRAPPED = ("_fsdp_wrapped_module", "_orig_mod")
 _PERHAPS_WRAPPED = (*_WRAPPED, "module")
 # The class that `fully_shard` (FSDP2, which HSDP is built on) puts between a module's class and a new one of its own.
 _SHARDED = "FSDPModule"
+# Where vLLM-Omni keeps the hooks of a module.
+_HOOKS = "_hook_registry"
+# Where its layerwise offload, of one rank and distributed, keeps how the weights look that it has emptied.
+_LAYOUTS = ("dtype_metadata", "metadata")
 # The modules of one class in a list are worth compiling if they hold a tenth of the component, and all of them together
 # have to hold half of it.
 _LIST_SHARE = 0.1
@@ -81,7 +86,8 @@ def inferred_regions(component: nn.Module) -> list[Region]:
     Returns:
         The blocks, in the order of the component; empty if most of the component does not repeat.
     """
-    total = _parameters([component])
+    offloaded = _offloaded(component)
+    total = _parameters([component], offloaded)
     regions: list[Region] = []
     for path, members in _outermost(component, lambda _, module: _repeats(module)):
         found = [
@@ -92,9 +98,9 @@ def inferred_regions(component: nn.Module) -> list[Region]:
         of_class: dict[type, list[nn.Module]] = {}
         for region in found:
             of_class.setdefault(type(region.module), []).append(region.module)
-        large = {cls for cls, modules in of_class.items() if _parameters(modules) >= _LIST_SHARE * total}
+        large = {cls for cls, modules in of_class.items() if _parameters(modules, offloaded) >= _LIST_SHARE * total}
         regions += [region for region in found if type(region.module) in large]
-    if _parameters(region.module for region in regions) < max(_TOTAL_SHARE * total, 1):
+    if _parameters((region.module for region in regions), offloaded) < max(_TOTAL_SHARE * total, 1):
         return []
     return regions
 
@@ -102,6 +108,12 @@ def inferred_regions(component: nn.Module) -> list[Region]:
 def has_forward(module: nn.Module) -> bool:
     """Whether a module can be called: a `ModuleList` or `ModuleDict` cannot, whoever uses it calls what it holds."""
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
+
+
+def hooks_of(module: nn.Module) -> Collection[Any]:
+    """The hooks that vLLM-Omni has put on a module: of offload, of caches."""
+    hooks: Mapping[str, Any] = getattr(getattr(module, _HOOKS, None), "_hooks", {})
+    return hooks.values()
 
 
 def _outermost(component: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
@@ -159,6 +171,23 @@ def _own_class(module: nn.Module) -> str:
     return cls.__name__
 
 
-def _parameters(modules: Iterable[nn.Module]) -> int:
+def _parameters(modules: Iterable[nn.Module], offloaded: Mapping[int, int]) -> int:
     parameters = {id(parameter): parameter for module in modules for parameter in module.parameters()}
-    return sum(parameter.numel() for parameter in parameters.values())
+    return sum(parameter.numel() or offloaded.get(known, 0) for known, parameter in parameters.items())
+
+
+def _offloaded(component: nn.Module) -> dict[int, int]:
+    """Sizes of the parameters that layerwise offload has emptied, by identity: each block's hook keeps the next one's.
+
+    The host offloads before it compiles.
+    """
+    hooks = (hook for module in component.modules() for hook in hooks_of(module))
+    return {
+        id(parameter): layout["shape"].numel()
+        for hook in hooks
+        if (parameters := getattr(hook, "next_block_parameters", None))
+        for attribute in _LAYOUTS
+        for layouts in getattr(hook, attribute, {}).values()
+        for layout in layouts
+        if (parameter := parameters.get(layout["name"])) is not None
+    }

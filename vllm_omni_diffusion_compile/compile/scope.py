@@ -13,13 +13,12 @@ from torch import nn
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
-from vllm_omni_diffusion_compile.compile.regions import Region, declared_regions, inferred_regions
+from vllm_omni_diffusion_compile.compile.regions import Region, declared_regions, hooks_of, inferred_regions
 
 Scope = Literal["regional", "full"]
 
-# Where vLLM-Omni's hooks (offload, caches) keep the forward that they dispatch to, and themselves.
+# Where vLLM-Omni's hooks (offload, caches) keep the forward that they dispatch to.
 _ORIGINAL_FORWARD = "_omni_original_forward"
-_HOOKS = "_hook_registry"
 
 
 class Protect(Protocol):
@@ -127,7 +126,7 @@ def _replace_forward(module: nn.Module, eager: Callable[..., Any], forward: Call
         return
     # Hooks move weights and synchronize streams, which must stay out of the graph; some keep a reference of their own.
     setattr(module, _ORIGINAL_FORWARD, forward)
-    for hook in getattr(getattr(module, _HOOKS, None), "_hooks", {}).values():
+    for hook in hooks_of(module):
         reference = getattr(hook, "fn_ref", None)
         if reference is not None and reference.original_forward == eager:
             reference.original_forward = forward
