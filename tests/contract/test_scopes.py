@@ -203,6 +203,24 @@ def test_a_pipeline_that_names_no_component_is_searched_for_the_one_that_denoise
     assert "policy configured" in line
 
 
+@pytest.mark.parametrize("direct", [True, False], ids=["blocks beside a VAE", "a model beside a VAE"])
+def test_a_pipeline_that_keeps_all_in_one_module_has_its_vae_and_encoder_left_out(
+    direct: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class AllInOne(nn.Module):
+        _vae_modules = ("model.codec",)
+        _encoder_modules = ("model.prompts.inner", "model.not_loaded")
+
+    codec, prompts = Declared(), pipeline_of(inner=Undeclared())
+    codec.wide = nn.Linear(64, 64)
+    net = Undeclared()
+    model = pipeline_of(codec=codec, prompts=prompts, **({"blocks": net.blocks} if direct else {"net": net}))
+    load(pipeline_of(AllInOne, model=model))
+    assert [compiled_blocks(part) for part in (codec, prompts, net)] == [0, 0, 2]
+    (line,) = configured(caplog)
+    assert line.endswith("2 Block.")
+
+
 def test_a_model_that_does_not_repeat_as_a_whole_is_searched_for_the_part_that_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -43,26 +43,30 @@ def missing_part(pipeline: Any, path: str) -> str | None:
     return None
 
 
-def denoising_modules(pipeline: Any, known: Iterable[str] = ()) -> Iterator[tuple[str, nn.Module]]:
+def denoising_modules(pipeline: Any, beside: Iterable[Any] = ()) -> Iterator[tuple[str, nn.Module]]:
     """Yield the submodules of a pipeline that may hold the model that denoises.
 
     Args:
         pipeline: A module, or any object that has modules among its attributes.
-        known: Paths of its encoders and VAEs, as far as it declares them.
+        beside: Its encoders and VAEs, as far as it declares them.
 
     Yields:
-        Path and module. An attribute that is no module is looked into once: GR00T's policy and the pipeline of
-        diffusers that the adapter wraps hold modules, and are none.
+        Path and module, which may hold parts that are beside. An attribute that is no module is looked into once:
+        GR00T's policy and the pipeline of diffusers that the adapter wraps hold modules, and are none.
     """
-    others = {path.partition(".")[0] for path in known}
+    others = {id(part) for part in beside}
+
+    def denoises(name: str, part: Any) -> bool:
+        return id(part) not in others and not is_beside(name)
+
     for name, child in _attributes(pipeline):
-        if name in others or is_beside(name):
+        if not denoises(name, child):
             continue
         if isinstance(child, nn.Module):
             yield name, child
         elif hasattr(child, "__dict__") and not isinstance(child, type):
             held = ((inner, module) for inner, module in _attributes(child) if isinstance(module, nn.Module))
-            yield from ((f"{name}.{inner}", module) for inner, module in held if not is_beside(inner))
+            yield from ((f"{name}.{inner}", module) for inner, module in held if denoises(inner, module))
 
 
 def _attributes(holder: Any) -> list[tuple[str, Any]]:

@@ -75,7 +75,7 @@ def declared_regions(component: nn.Module, declared: Collection[str], lists: Col
     ]
 
 
-def inferred_regions(component: nn.Module) -> list[Region]:
+def inferred_regions(component: nn.Module, beside: Collection[Any] = ()) -> list[Region]:
     """Find the blocks of a component that declares none.
 
     A `ModuleList` of two or more members counts if they are of one class. Members that nobody can call, such as lists
@@ -83,11 +83,15 @@ def inferred_regions(component: nn.Module) -> list[Region]:
     of one class in such a list are blocks if they hold a tenth of the component's parameters; all blocks have to hold
     half of them together.
 
+    Args:
+        component: The component.
+        beside: What in it is no part of the model: an encoder, a VAE.
+
     Returns:
         The blocks, in the order of the component; empty if most of the component does not repeat.
     """
-    offloaded = _offloaded(component)
-    total = _parameters([component], offloaded)
+    sizes = _sizes(component, beside)
+    total = sum(sizes.values())
     regions: list[Region] = []
     for path, members in _outermost(component, lambda _, module: _repeats(module)):
         found = [
@@ -98,9 +102,9 @@ def inferred_regions(component: nn.Module) -> list[Region]:
         of_class: dict[type, list[nn.Module]] = {}
         for region in found:
             of_class.setdefault(type(region.module), []).append(region.module)
-        large = {cls for cls, modules in of_class.items() if _parameters(modules, offloaded) >= _LIST_SHARE * total}
+        large = {cls for cls, modules in of_class.items() if _held(modules, sizes) >= _LIST_SHARE * total}
         regions += [region for region in found if type(region.module) in large]
-    if _parameters((region.module for region in regions), offloaded) < max(_TOTAL_SHARE * total, 1):
+    if _held((region.module for region in regions), sizes) < max(_TOTAL_SHARE * total, 1):
         return []
     return regions
 
@@ -171,15 +175,27 @@ def _own_class(module: nn.Module) -> str:
     return cls.__name__
 
 
-def _parameters(modules: Iterable[nn.Module], offloaded: Mapping[int, int]) -> int:
-    parameters = {id(parameter): parameter for module in modules for parameter in module.parameters()}
-    return sum(parameter.numel() or offloaded.get(known, 0) for known, parameter in parameters.items())
+def _held(modules: Iterable[nn.Module], sizes: Mapping[int, int]) -> int:
+    """How much of a component some modules hold."""
+    return sum(sizes.get(key, 0) for key in {id(parameter) for module in modules for parameter in module.parameters()})
+
+
+def _sizes(component: nn.Module, beside: Collection[Any]) -> dict[int, int]:
+    """Sizes of the parameters of a component, by identity."""
+    offloaded = _offloaded(component)
+    modules = [part for part in beside if isinstance(part, nn.Module)]
+    left_out = {id(parameter) for module in modules for parameter in module.parameters()}
+    return {
+        id(parameter): parameter.numel() or offloaded.get(id(parameter), 0)
+        for parameter in component.parameters()
+        if id(parameter) not in left_out
+    }
 
 
 def _offloaded(component: nn.Module) -> dict[int, int]:
-    """Sizes of the parameters that layerwise offload has emptied, by identity: each block's hook keeps the next one's.
+    """Sizes of the parameters that layerwise offload has emptied, which the host does before it compiles.
 
-    The host offloads before it compiles.
+    The hook of each block keeps those of the next one.
     """
     hooks = (hook for module in component.modules() for hook in hooks_of(module))
     return {

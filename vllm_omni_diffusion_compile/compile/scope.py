@@ -61,6 +61,7 @@ def compile_component(  # noqa: PLR0913 - each is one decision of its caller
     infer: bool,
     eager: Collection[str] = (),
     outside: Collection[str] = (),
+    beside: Collection[Any] = (),
 ) -> ScopeOutcome:
     """Set a component up to be compiled at its first call: all of it or nothing.
 
@@ -73,11 +74,12 @@ def compile_component(  # noqa: PLR0913 - each is one decision of its caller
         infer: Whether to infer the blocks of a component that declares none.
         eager: Classes of blocks that are left as they are in regional scope.
         outside: Classes of modules that are called without the compiler in full scope, between two graphs.
+        beside: What in the component has no blocks to infer: an encoder, a VAE.
     """
     NUMBERS.keep_constant()
     if scope == "full":
         return _compile_all(component, path, protect, outside)
-    regions, inferred, reason = _regions(component, infer)
+    regions, inferred, reason = _regions(component, infer, beside)
     regions = [region for region in regions if region.cls not in eager]
     if not regions:
         return ScopeOutcome(path=path, scope=scope, reason=reason)
@@ -91,7 +93,7 @@ def compile_component(  # noqa: PLR0913 - each is one decision of its caller
     return ScopeOutcome(path=path, scope=scope, regions=dict(counts), inferred=inferred)
 
 
-def _regions(component: nn.Module, infer: bool) -> tuple[list[Region], bool, str]:
+def _regions(component: nn.Module, infer: bool, beside: Collection[Any]) -> tuple[list[Region], bool, str]:
     """Return regions that are not compiled yet, whether they were inferred, and why there are none."""
     declared = tuple(getattr(component, "_repeated_blocks", None) or ())
     lists = tuple(getattr(component, "_layerwise_offload_blocks_attrs", None) or ())
@@ -102,7 +104,7 @@ def _regions(component: nn.Module, infer: bool) -> tuple[list[Region], bool, str
     if inferred:
         if not infer:
             return [], False, "it declares no _repeated_blocks, and infer_regions is off"
-        regions = inferred_regions(component)
+        regions = inferred_regions(component, beside)
     if not regions:
         return [], True, "it declares no _repeated_blocks, and most of it does not repeat"
     fresh = [region for region in regions if not isinstance(_forward_of(region.module), FallbackCallable)]

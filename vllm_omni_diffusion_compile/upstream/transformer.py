@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from vllm_omni_diffusion_compile.errors import SettingError
@@ -111,18 +111,23 @@ def _compile_named(pipeline: Any, attr_name: str, od_config: Any) -> None:
     settings = DiffusionCompileSettings.of(od_config)
     if _pads_prompts(settings):
         setattr(pipeline, _DYNAMIC, _USED_ROWS)
-    for path, component in _components(pipeline, attr_name, settings):
-        _compile(path, component, settings, _ranks(pipeline, od_config, settings))
+    for path, component, beside in _components(pipeline, attr_name, settings):
+        _compile(path, component, settings, _ranks(pipeline, od_config, settings), beside)
 
 
-def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSettings) -> Iterator[tuple[str, Any]]:
-    """Yield path and module of what an attribute name that the release asks for stands for."""
+def _components(
+    pipeline: Any, attr_name: str, settings: DiffusionCompileSettings
+) -> Iterator[tuple[str, Any, Collection[Any]]]:
+    """Yield path and module of what an attribute name that the release asks for stands for.
+
+    With them: what is beside the part that denoises, for a component that the pipeline does not name.
+    """
     from vllm_omni_diffusion_compile.compile.components import denoising_modules, missing_part, resolve
     from vllm_omni_diffusion_compile.errors import ComponentError
 
     component = resolve(pipeline, attr_name)
     if component is not None:
-        yield attr_name, component
+        yield attr_name, component, ()
         return
     config = settings.diffusion_compile_config
     if getattr(pipeline, "_dit_modules", None):
@@ -136,11 +141,12 @@ def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSetting
     # A pipeline that names nothing and has none of the usual attributes: asked for once, under the first of them.
     if attr_name != _USUAL[0] or any(resolve(pipeline, usual) is not None for usual in _USUAL):
         return
-    beside = [*(getattr(pipeline, "_vae_modules", None) or ()), *(getattr(pipeline, "_encoder_modules", None) or ())]
+    paths = [*(getattr(pipeline, "_vae_modules", None) or ()), *(getattr(pipeline, "_encoder_modules", None) or ())]
+    beside = [part for path in paths if (part := resolve(pipeline, path)) is not None]
     found = [
-        part
+        (*part, beside)
         for path, module in (denoising_modules(pipeline, beside) if config.infer_regions else ())
-        for part in _with_blocks(path, module)
+        for part in _with_blocks(path, module, beside)
     ]
     yield from found
     if not found:
@@ -151,21 +157,23 @@ def _components(pipeline: Any, attr_name: str, settings: DiffusionCompileSetting
         )
 
 
-def _with_blocks(path: str, module: Any) -> Iterator[tuple[str, Any]]:
+def _with_blocks(path: str, module: Any, beside: Collection[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the outermost modules, at or below a path, that have blocks to compile: GR00T's are in its action head."""
     from vllm_omni_diffusion_compile.compile.components import is_beside
     from vllm_omni_diffusion_compile.compile.regions import inferred_regions
 
-    if getattr(module, "_repeated_blocks", None) or inferred_regions(module):
+    if getattr(module, "_repeated_blocks", None) or inferred_regions(module, beside):
         yield path, module
         return
     # Children alone: what else a module refers to may lead back to it.
     for name, child in module.named_children():
-        if not is_beside(name):
-            yield from _with_blocks(f"{path}.{name}", child)
+        if not is_beside(name) and not any(child is part for part in beside):
+            yield from _with_blocks(f"{path}.{name}", child, beside)
 
 
-def _compile(path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None) -> None:
+def _compile(
+    path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None, beside: Collection[Any]
+) -> None:
     import torch
 
     from vllm_omni_diffusion_compile.compile.events import LOG
@@ -184,7 +192,7 @@ def _compile(path: str, component: Any, settings: DiffusionCompileSettings, rank
     outcome = compile_component(
         component, path, scope=scope, protect=protect, infer=config.infer_regions,
         eager=_OF_PROMPT_ROWS if _pads_prompts(settings) else (),
-        outside=_WRONG_IF_DYNAMIC if settings.diffusion_compile_dynamic else (),
+        outside=_WRONG_IF_DYNAMIC if settings.diffusion_compile_dynamic else (), beside=beside,
     )  # fmt: skip
     log = _logger()
     if outcome.error is not None:

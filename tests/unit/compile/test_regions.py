@@ -176,6 +176,13 @@ def test_an_offloaded_list_of_lists_has_no_members_to_call() -> None:
     assert found(declared_regions(model, ["Block"], ["layers"])) == [("others.0", "Block")]
 
 
+def test_what_is_beside_the_model_neither_counts_nor_has_blocks() -> None:
+    vae = component(stages=nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)]))
+    model = component(codec=vae, blocks=nn.ModuleList([Block(), Block()]))
+    assert {region.cls for region in inferred_regions(model)} == {"Linear"}
+    assert {region.cls for region in inferred_regions(model, [vae])} == {"Block"}
+
+
 def test_a_list_with_less_than_a_tenth_of_the_parameters_stays_out() -> None:
     model = component(
         blocks=nn.ModuleList([nn.Linear(32, 32) for _ in range(4)]), tiny=nn.ModuleList([Inner(), Inner()])
@@ -214,7 +221,7 @@ def test_a_declared_name_may_be_that_of_the_list() -> None:
 
 
 def test_encoders_and_vaes_are_not_what_denoises() -> None:
-    model = component(
+    model: Any = component(
         policy=Single(),
         vae=Single(),
         text_encoder=Single(),
@@ -222,4 +229,4 @@ def test_encoders_and_vaes_are_not_what_denoises() -> None:
         qwen=Single(),
         vision_tower=Single(),
     )
-    assert [name for name, _ in denoising_modules(model, ["qwen.model"])] == ["policy"]
+    assert [name for name, _ in denoising_modules(model, [model.qwen])] == ["policy"]
