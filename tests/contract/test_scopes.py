@@ -173,6 +173,30 @@ def test_full_scope_compiles_the_component(caplog: pytest.LogCaptureFixture) -> 
     assert "lazy full torch.compile with dynamic=False; 1 module(s)" in line
 
 
+@pytest.mark.parametrize("scope", ["regional", "full"])
+def test_what_is_no_module_is_said_not_to_be_compiled(scope: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = Undeclared()
+
+    load(pipeline_of(transformer=Holder()), scope=scope)
+    assert configured(caplog) == []
+    assert "transformer is not compiled: it is of the class Holder, which is no torch module." in caplog.text
+
+
+def test_what_is_no_module_and_stands_for_one_is_left_to_the_release() -> None:
+    class Proxy:
+        def __init__(self, inner: nn.Module) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    inner = Declared()
+    load(pipeline_of(transformer=Proxy(inner)))
+    assert all("forward" in vars(block) for block in inner.blocks)
+
+
 def test_dotted_paths_are_followed_and_a_path_to_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Hybrid(nn.Module):
         _dit_modules = ("language_model.model", "gone.model", "optional")

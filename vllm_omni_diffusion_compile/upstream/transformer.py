@@ -94,12 +94,15 @@ def _leaves_to_release(runner: Any, attr_name: str) -> bool:
 
     from vllm_omni_diffusion_compile.compile.components import resolve
 
+    full = getattr(runner.od_config, "diffusion_compile_granularity", "regional") == "full"
     component = resolve(runner.pipeline, attr_name)
     if component is not None and not isinstance(component, nn.Module):
-        return True
+        # What wraps a module may pass on what the release asks of it; else the release skips it, and claims it. It
+        # follows no dotted path.
+        return "." not in attr_name and bool(getattr(component, "compile" if full else "_repeated_blocks", None))
     # Another plugin's function in its place: the release calls it with what it expects.
     theirs = getattr(sys.modules[_RUNNER], "regionally_compile", regionally_compile) is not regionally_compile
-    return theirs and getattr(runner.od_config, "diffusion_compile_granularity", "regional") != "full"
+    return theirs and not full
 
 
 def _named(pipeline: Any) -> Sequence[str]:
@@ -180,6 +183,12 @@ def _compile(
     from vllm_omni_diffusion_compile.compile.latch import first_line
     from vllm_omni_diffusion_compile.compile.scope import compile_component
 
+    if not isinstance(component, torch.nn.Module):
+        _logger().warning(
+            "Model runner: %s is not compiled: it is of the class %s, which is no torch module.",
+            path, type(component).__name__,
+        )  # fmt: skip
+        return
     scope, config = settings.diffusion_compile_granularity, settings.diffusion_compile_config
     if scope == "full" and getattr(component, _CAPTURES, None) is not None and torch.cuda.is_available():
         _logger().warning(
