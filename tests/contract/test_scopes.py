@@ -197,6 +197,34 @@ def test_what_is_no_module_and_stands_for_one_is_left_to_the_release() -> None:
     assert all("forward" in vars(block) for block in inner.blocks)
 
 
+def test_of_a_list_of_components_each_is_compiled_in_full_scope(caplog: pytest.LogCaptureFixture) -> None:
+    class Experts(nn.Module):
+        _dit_modules = ("transformers",)
+
+    models = [Undeclared(), Undeclared()]
+    expected = [run(model) for model in models]
+    load(pipeline_of(Experts, transformers=nn.ModuleList(models)), scope="full")
+    assert [isinstance(model._compiled_call_impl, FallbackCallable) for model in models] == [True, True]
+    torch.testing.assert_close([run(model) for model in models], expected)
+    (line,) = configured(caplog)
+    assert "2 module(s)" in line and line.endswith("2 Undeclared.")
+
+
+def test_a_component_that_is_called_in_parts_is_said_not_to_be_compiled_whole(caplog: pytest.LogCaptureFixture) -> None:
+    load(pipeline_of(transformer=pipeline_of(blocks=Undeclared().blocks)), scope="full")
+    assert configured(caplog) == []
+    assert "transformer is not compiled: it has no forward(): its pipeline calls parts of it" in caplog.text
+    assert "full compiles it whole" not in caplog.text
+
+
+def test_full_scope_compiles_the_part_of_an_unnamed_model_that_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    head = pipeline_of(model=Undeclared())
+    load(pipeline_of(policy=head), scope="full")
+    assert isinstance(head.model._compiled_call_impl, FallbackCallable)
+    (line,) = configured(caplog)
+    assert "policy.model configured" in line
+
+
 def test_dotted_paths_are_followed_and_a_path_to_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Hybrid(nn.Module):
         _dit_modules = ("language_model.model", "gone.model", "optional")

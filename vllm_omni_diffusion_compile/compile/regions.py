@@ -114,6 +114,11 @@ def has_forward(module: nn.Module) -> bool:
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
+def callable_members(module: nn.Module) -> list[nn.Module]:
+    """What a module that cannot be called holds: the outermost modules that can."""
+    return [member for _, member in _outermost(module, _called)]
+
+
 def hooks_of(module: nn.Module) -> Collection[Any]:
     """The hooks that vLLM-Omni has put on a module: of offload, of caches."""
     hooks: Mapping[str, Any] = getattr(getattr(module, _HOOKS, None), "_hooks", {})
@@ -163,7 +168,7 @@ def _repeats(module: nn.Module) -> bool:
 
 def _classes(member: nn.Module) -> frozenset[type]:
     """Class of a member of a list, or the classes of what it holds."""
-    held = [member] if has_forward(member) else [module for _, module in _outermost(member, _called)]
+    held = [member] if has_forward(member) else callable_members(member)
     return frozenset(type(_unwrapped(module)) for module in held)
 
 

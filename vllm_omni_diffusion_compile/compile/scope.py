@@ -13,7 +13,14 @@ from torch import nn
 
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
-from vllm_omni_diffusion_compile.compile.regions import Region, declared_regions, hooks_of, inferred_regions
+from vllm_omni_diffusion_compile.compile.regions import (
+    Region,
+    callable_members,
+    declared_regions,
+    has_forward,
+    hooks_of,
+    inferred_regions,
+)
 
 Scope = Literal["regional", "full"]
 
@@ -135,19 +142,39 @@ def _replace_forward(module: nn.Module, eager: Callable[..., Any], forward: Call
 
 
 def _compile_all(component: nn.Module, path: str, protect: Protect, outside: Collection[str]) -> ScopeOutcome:
-    region = type(component).__name__
+    modules = _called_as_a_whole(component)
+    if not modules:
+        return ScopeOutcome(path=path, scope="full", reason="it has no forward(): its pipeline calls parts of it")
     for module in component.modules():
         if type(module).__name__ in outside:
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]  # torch's own
+    before = [getattr(module, "_compiled_call_impl", None) for module in modules]
     try:
-        component.compile(**protect.compile_options(region))
+        for module in modules:
+            module.compile(**protect.compile_options(type(module).__name__))
     except Exception as error:  # noqa: BLE001 - the component is called as before
+        for module, call in zip(modules, before, strict=True):
+            module._compiled_call_impl = call  # noqa: SLF001
         return ScopeOutcome(path=path, scope="full", reason="torch.compile could not be set up", error=error)
-    # What `nn.Module.compile` sets, and calling the module then calls.
-    compiled = getattr(component, "_compiled_call_impl", None)
-    if compiled is not None:
-        component._compiled_call_impl = protect(component._call_impl, _of_one_layout(component, compiled), region)  # noqa: SLF001
-    return ScopeOutcome(path=path, scope="full", regions={region: 1})
+    for module in modules:
+        # What `nn.Module.compile` sets, and calling the module then calls.
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is not None:
+            whole = _of_one_layout(module, compiled)
+            module._compiled_call_impl = protect(module._call_impl, whole, type(module).__name__)  # noqa: SLF001
+    return ScopeOutcome(path=path, scope="full", regions=Counter(type(module).__name__ for module in modules))
+
+
+def _called_as_a_whole(component: nn.Module) -> list[nn.Module]:
+    """The component; of a list of components its members; nothing if parts of it are called."""
+    if has_forward(component) or has_own_compile(component):
+        return [component]
+    return callable_members(component) if isinstance(component, nn.ModuleList | nn.ModuleDict) else []
+
+
+def has_own_compile(component: nn.Module) -> bool:
+    """Whether a model decides itself what `compile` does."""
+    return getattr(component.compile, "__func__", None) is not nn.Module.compile
 
 
 def _of_one_layout(component: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ class Protect:
         self, path: str, component: Any, settings: DiffusionCompileSettings, ranks: Any | None, logger: Any
     ) -> None:
         from vllm_omni_diffusion_compile.compile.backend import resolve_backend
+        from vllm_omni_diffusion_compile.compile.scope import has_own_compile
 
         # Before anything is set up: a backend that is not there is no failure of the compiler.
         self._backend = resolve_backend(settings.diffusion_compile_config.backend)
@@ -45,7 +46,7 @@ class Protect:
         self._logger = logger
         self._latches: dict[str, Any] = {}
         self._backends: dict[str, Any] = {}
-        self._own_compile = settings.diffusion_compile_granularity == "full" and _has_own_compile(component)
+        self._own_compile = settings.diffusion_compile_granularity == "full" and has_own_compile(component)
 
     def compile_options(self, region: str) -> Mapping[str, Any]:
 
@@ -95,9 +96,3 @@ class Protect:
             compile_graph = graph_compiler(self._backend, options.get("mode"))
             self._backends[region] = GuardedBackend(compile_graph, self._ranks, self._latch(region))
         return self._backends[region]
-
-
-def _has_own_compile(component: Any) -> bool:
-    from torch import nn
-
-    return getattr(component.compile, "__func__", None) is not nn.Module.compile

@@ -149,7 +149,7 @@ def _components(
     found = [
         (*part, beside)
         for path, module in (denoising_modules(pipeline, beside) if config.infer_regions else ())
-        for part in _with_blocks(path, module, beside)
+        for part in _with_blocks(path, module, beside, whole=settings.diffusion_compile_granularity == "full")
     ]
     yield from found
     if not found:
@@ -160,18 +160,28 @@ def _components(
         )
 
 
-def _with_blocks(path: str, module: Any, beside: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the outermost modules, at or below a path, that have blocks to compile: GR00T's are in its action head."""
-    from vllm_omni_diffusion_compile.compile.components import is_beside
-    from vllm_omni_diffusion_compile.compile.regions import inferred_regions
+def _with_blocks(path: str, module: Any, beside: Collection[Any], *, whole: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the outermost modules, at or below a path, that have blocks to compile: GR00T's are in its action head.
 
-    if getattr(module, "_repeated_blocks", None) or inferred_regions(module, beside):
+    Where they are compiled as a whole, those that can be called: GR00T's action head cannot, and the model in it can.
+    """
+    from vllm_omni_diffusion_compile.compile.components import is_beside
+    from vllm_omni_diffusion_compile.compile.regions import has_forward, inferred_regions
+
+    with_blocks = getattr(module, "_repeated_blocks", None) or inferred_regions(module, beside)
+    if with_blocks and (has_forward(module) or not whole):
         yield path, module
         return
     # Children alone: what else a module refers to may lead back to it.
-    for name, child in module.named_children():
-        if not is_beside(name) and not any(child is part for part in beside):
-            yield from _with_blocks(f"{path}.{name}", child, beside)
+    found = [
+        part
+        for name, child in module.named_children()
+        if not is_beside(name) and not any(child is part for part in beside)
+        for part in _with_blocks(f"{path}.{name}", child, beside, whole=whole)
+    ]
+    yield from found
+    if with_blocks and not found:
+        yield path, module
 
 
 def _compile(
@@ -226,6 +236,11 @@ def _compile(
         )  # fmt: skip
     elif "another component" in outcome.reason:
         log.info("Model runner: %s: %s.", path, outcome.reason)
+    elif scope == "full":
+        log.warning(
+            "Model runner: %s is not compiled: %s. --diffusion-compile-granularity regional looks for blocks in it.",
+            path, outcome.reason,
+        )  # fmt: skip
     else:
         log.warning(
             "Model runner: %s is not compiled: %s. --diffusion-compile-granularity full compiles it whole.",

@@ -191,6 +191,14 @@ def test_full_scope_that_cannot_be_set_up_leaves_the_component_as_it_was(monkeyp
     run(model)
 
 
+def test_full_scope_of_a_list_is_all_of_it_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Model(), Model()
+    monkeypatch.setattr(second, "compile", lambda **_: (_ for _ in ()).throw(RuntimeError("no such mode")))
+    outcome, _ = set_up(nn.ModuleList([first, second]), Backend(), "full")
+    assert str(outcome.error) == "no such mode"
+    assert first._compiled_call_impl is None
+
+
 def test_a_compiled_block_shows_the_parameters_of_its_forward() -> None:
     model = Model()
     expected = inspect.signature(model.blocks[0].forward)
