@@ -417,6 +417,20 @@ def test_options_reach_torch_compile(
     assert recorder.options == [expected] * 2
 
 
+def test_the_recompile_limit_holds_above_what_torch_compiles_of_any_code_and_only_there() -> None:
+    pipeline = pipeline_of(transformer=Declared())
+    LOG.clear()
+    torch.compiler.reset()
+    # In place of 256, which takes minutes to reach; the limits of old releases of torch are the process's.
+    with torch._dynamo.config.patch(accumulated_recompile_limit=3, recompile_limit=3), torch.no_grad():
+        load(pipeline, dynamic=False, recompile_limit=6)
+        for rows in range(2, 9):
+            pipeline.transformer(torch.ones(rows, 4))
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:
+            assert torch._dynamo.config.accumulated_recompile_limit == 3
+    assert [event.kind for event in LOG.since()[0]] == ["compilation", *["recompilation"] * 5, "recompile limit"]
+
+
 def test_a_set_up_that_fails_leaves_the_component_eager_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

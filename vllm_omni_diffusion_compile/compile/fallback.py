@@ -17,6 +17,7 @@ import torch
 from torch._dynamo.utils import counters  # see events.py; read in place, since this runs at every call
 
 from vllm_omni_diffusion_compile.compile.latch import Latch, chain, without_frames
+from vllm_omni_diffusion_compile.compile.limit import with_room_for
 from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
 from vllm_omni_diffusion_compile.compile.ranks import RankGroup
 from vllm_omni_diffusion_compile.compile.state import ArgumentState, CallState, restore
@@ -151,6 +152,7 @@ def compile_with_fallback(
             raise
         on_setup_failure(error)
         return function, False
+    compiled = with_room_for(compile_options.get("recompile_limit"), compiled)
     return FallbackCallable(function, compiled, latch, fails_closed=fails_closed, **options), True
 
 

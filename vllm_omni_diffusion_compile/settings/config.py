@@ -56,7 +56,8 @@ class DiffusionCompileConfig(BaseModel):
     recompile_limit: int | None = Field(
         default=None,
         ge=1,
-        description="How often one region may be compiled before torch runs it without the compiler. Unset, it is "
+        description="How often one region may be compiled before torch runs it without the compiler; components of one "
+        "class share it. Unset, it is "
         "torch's own limit, and with `diffusion_compile_dynamic` off, where every shape is compiled by itself, "
         f"{STATIC_RECOMPILE_LIMIT}, or {RECOMPILATIONS_PER_SHAPE} for each declared shape if that is more. Where "
         "shapes name several adapters, it makes room for each.",

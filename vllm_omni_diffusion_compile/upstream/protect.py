@@ -14,7 +14,7 @@ from vllm_omni_diffusion_compile.upstream.shutdown import told_to_stop
 def recompile_limit(limit: int, *, takes_options: bool = True) -> dict[str, Any]:
     """Return the option of `torch.compile` that allows so many compilations of one piece of code.
 
-    Before torch 2.12 there is no such option, but one limit for the process, which is raised.
+    Before torch 2.12 there is no such option, but limits for the process, which are raised.
 
     Args:
         limit: How many.
@@ -24,7 +24,9 @@ def recompile_limit(limit: int, *, takes_options: bool = True) -> dict[str, Any]
 
     if takes_options and "recompile_limit" in inspect.signature(torch.compile).parameters:
         return {"recompile_limit": limit}
-    torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
+    config = torch._dynamo.config
+    config.recompile_limit = max(limit, config.recompile_limit)
+    config.accumulated_recompile_limit = max(limit, config.accumulated_recompile_limit)
     return {}
 
 
@@ -66,9 +68,10 @@ class Protect:
     def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> Any:
         from vllm_omni_diffusion_compile.compile.events import recorder
         from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
+        from vllm_omni_diffusion_compile.compile.limit import with_room_for
 
         return FallbackCallable(
-            eager, compiled, self._latch(region),
+            eager, with_room_for(effective_recompile_limit(self._settings), compiled), self._latch(region),
             on_compile=recorder(self._path, region),
             hold=told_to_stop,
             keeps_state=False,

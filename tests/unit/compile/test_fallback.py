@@ -323,6 +323,25 @@ def test_a_backend_that_fails_in_the_real_compiler_is_survived() -> None:
     assert "cannot do anything" in str(report.errors[0])
 
 
+@pytest.mark.skipif(
+    "recompile_limit" not in inspect.signature(torch.compile).parameters, reason="torch.compile takes no limit"
+)
+def test_a_recompile_limit_of_its_own_holds_above_what_torch_compiles_of_any_code() -> None:
+    with torch._dynamo.config.patch(accumulated_recompile_limit=2):
+        call, _ = compile_with_fallback(
+            lambda x: x.cos() + 1,
+            latch(),
+            on_setup_failure=Report(),
+            on_compile=functools.partial(record_compilations, "vae", "decode"),
+            compile_options={"backend": "eager", "dynamic": False, "recompile_limit": 5},
+        )
+        assert isinstance(call, FallbackCallable)
+        for rows in range(2, 9):
+            call(torch.ones(rows))
+        assert torch._dynamo.config.accumulated_recompile_limit == 2
+    assert call.graphs == 5
+
+
 def test_graphs_counts_what_was_compiled_in_its_calls() -> None:
     call, _ = compile_with_fallback(
         lambda x: x.sin() + 1,
