@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._inductor.exc import CppCompileError
+from vllm_omni.diffusion.cache.teacache import hook as teacache
+from vllm_omni.diffusion.hooks import HookRegistry
 from vllm_omni.diffusion.offloader.distributed_layerwise_backend import apply_distributed_block_hook
 from vllm_omni.diffusion.offloader.layerwise_backend import apply_block_hook
 from vllm_omni.diffusion.worker import diffusion_model_runner
@@ -350,6 +352,83 @@ def test_a_compiler_that_does_not_work_is_found_out_once(
     lines = [record.getMessage() for record in caplog.records if "retrying eagerly" in record.getMessage()]
     assert ["Nothing can be compiled on this machine" in line for line in lines] == ([False] * 2 if works else [True])
     assert sorted(event.region for event in LOG.since()[0] if event.kind == "fallback") == ["Another", "Block"]
+
+
+class TeaCached(Undeclared):
+    """A transformer that TeaCache decides for, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = SimpleNamespace(coefficients=[1.0, 0.0], transformer_type="", rel_l1_thresh=0.3)
+        HookRegistry.get_or_create(self).register_hook("teacache", teacache.TeaCacheHook(config))
+
+
+def extract(model: TeaCached, x: torch.Tensor) -> Any:
+    """What TeaCache asks of each model that it knows."""
+    return SimpleNamespace(
+        modulated_input=x, hidden_states=x, encoder_hidden_states=None, extra_states=None,
+        run_transformer_blocks=lambda: (Undeclared.forward(model, x),), postprocess=lambda output: output,
+    )  # fmt: skip
+
+
+class Steps:
+    """Stands in for the context manager that Cache-DiT gives a transformer."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, Steps] = {}
+        self.executed: list[int] = []
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's own
+    def begin(self) -> int:
+        context = self.contexts.setdefault("blocks", Steps())
+        context.executed.append(len(context.executed))
+        return len(context.executed)
+
+
+class CacheDiTCached(Undeclared):
+    """A transformer that counts its steps in between its blocks, as Cache-DiT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._context_manager = Steps()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = self.blocks[0](x) * self._context_manager.begin()
+        return super().forward(x) + self.calls
+
+
+# Graphs that follow a break, in the first step or in a later one.
+@pytest.mark.parametrize(("cached", "at"), [(TeaCached, 4), (CacheDiTCached, 2), (CacheDiTCached, 4)])
+def test_a_failure_behind_a_graph_break_finds_what_caches_knew_before_the_call(
+    cached: type[Undeclared], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(model: nn.Module) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [model(X * (1 + 0.2 * step)).clone() for step in range(6)]
+
+    monkeypatch.setattr(teacache, "get_extractor", lambda _: extract)
+    torch.manual_seed(0)
+    expected = steps(cached())
+    torch.manual_seed(0)
+    pipeline = pipeline_of(transformer=cached())
+    torch.compiler.reset()
+    monkeypatch.setattr(FailsAt, "graphs_left", at)
+    load(pipeline, scope="full", backend=f"{__name__}.FailsAt.backend")
+    torch.testing.assert_close(steps(pipeline.transformer), expected)
+    assert pipeline.transformer._compiled_call_impl.latched
+
+
+class FailsAt:
+    graphs_left = 0
+
+    @classmethod
+    def backend(cls, graph: Any, inputs: Any) -> Any:
+        cls.graphs_left -= 1
+        if not cls.graphs_left:
+            raise RuntimeError("ptxas died")
+        return graph.forward
 
 
 def test_a_failure_is_raised_where_failures_are_to_be_raised() -> None:

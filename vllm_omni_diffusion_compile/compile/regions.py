@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
+from vllm_omni_diffusion_compile.compile.state import HOOKS
+
 # Attributes under which a wrapper keeps the module it wraps: FSDP, torch.compile, DataParallel and the like. A block of
 # a model may have a `module` of its own, so that one counts only where a declared class lies below it.
 _WRAPPED = ("_fsdp_wrapped_module", "_orig_mod")
 _PERHAPS_WRAPPED = (*_WRAPPED, "module")
 # The class that `fully_shard` (FSDP2, which HSDP is built on) puts between a module's class and a new one of its own.
 _SHARDED = "FSDPModule"
-# Where vLLM-Omni keeps the hooks of a module.
-_HOOKS = "_hook_registry"
 # Where its layerwise offload, of one rank and distributed, keeps how the weights look that it has emptied.
 _LAYOUTS = ("dtype_metadata", "metadata")
 # The modules of one class in a list are worth compiling if they hold a tenth of the component, and all of them together
@@ -121,7 +121,7 @@ def callable_members(module: nn.Module) -> list[nn.Module]:
 
 def hooks_of(module: nn.Module) -> Collection[Any]:
     """The hooks that vLLM-Omni has put on a module: of offload, of caches."""
-    hooks: Mapping[str, Any] = getattr(getattr(module, _HOOKS, None), "_hooks", {})
+    hooks: Mapping[str, Any] = getattr(getattr(module, HOOKS, None), "_hooks", {})
     return hooks.values()
 
 

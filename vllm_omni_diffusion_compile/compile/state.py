@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,11 @@ import torch
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 
 _NESTED = frozenset({list, dict})
+
+# Where vLLM-Omni's hooks (offload, caches) keep themselves on a module, and Cache-DiT what it knows of a transformer.
+HOOKS = "_hook_registry"
+_CACHE_DIT = "_context_manager"
+_HOST = "vllm_omni"
 
 Snapshot = list[tuple[Any, Any]]
 
@@ -25,6 +31,9 @@ class CallState:
     Args:
         function: The callable; its owner is `function.__self__`, if any.
     """
+
+    # Whether numbers among the attributes may be all that changes.
+    _counts = False
 
     def __init__(self, function: Any) -> None:
         owner = getattr(function, "__self__", None)
@@ -51,11 +60,41 @@ class CallState:
             self._empty = tuple(name for name, value in own.items() if value is None)
             self._seen = len(attributes)
             # A component without any is copied this once, for its first call may be the one that makes a cache.
-            self._stateful = bool(self._containers or self._empty)
+            self._stateful = self._counts or bool(self._containers or self._empty)
         snapshot.append((attributes, attributes.copy()))
         for name in self._containers:
             if type(value := attributes.get(name)) in _NESTED:
                 _add(snapshot, value)
+
+
+class ComponentState(CallState):
+    """What `CallState` has, of a component that is compiled as a whole, and what its caches know of earlier steps.
+
+    TeaCache, MagCache and SeaCache are hooks on the component or its blocks; Cache-DiT replaces its forward. They count
+    steps and decide by the step before what to compute. They run in the middle of the call, between two graphs.
+
+    Args:
+        component: The component; its hooks may come later.
+    """
+
+    _counts = True
+
+    def __init__(self, component: torch.nn.Module) -> None:
+        super().__init__(component.__call__)
+        self._component = vars(component)
+        lists = (module for module in component.modules() if isinstance(module, torch.nn.ModuleList))
+        self._hooked = [self._component, *(vars(block) for blocks in lists for block in blocks)]
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
+        """Copy what the call may change; where there are no caches, a look at each block is all it costs."""
+        snapshot = super().capture(args, kwargs)
+        seen: set[int] = set()
+        for registry in [attributes[HOOKS] for attributes in self._hooked if HOOKS in attributes]:
+            for hook in registry._hooks.values():  # noqa: SLF001 - as everywhere: the host has no public name for it
+                _add_objects(snapshot, hook, {_HOST, _package(hook)}, seen)
+        if (cache := self._component.get(_CACHE_DIT)) is not None:
+            _add_objects(snapshot, cache, {_package(cache)}, seen)
+        return snapshot
 
 
 class ArgumentState:
@@ -69,10 +108,15 @@ class ArgumentState:
 
 
 def restore(snapshot: Snapshot) -> None:
-    """Put back what `CallState.capture` copied."""
+    """Put back what `capture` copied."""
     for container, before in snapshot:
         if isinstance(container, list):
             container[:] = before
+            continue
+        if not isinstance(container, dict):
+            for name, value in before.items():
+                if getattr(container, name, None) is not value:
+                    setattr(container, name, value)
             continue
         for name in set(container) - set(before):
             del container[name]
@@ -99,3 +143,36 @@ def _add(snapshot: Snapshot, container: Any) -> None:
     for value in values:
         if type(value) in _NESTED:
             _add(snapshot, value)
+
+
+def _add_objects(snapshot: Snapshot, value: Any, packages: set[str], seen: set[int]) -> None:
+    """Add lists, dicts and the objects of some packages, with what those hold; neither modules nor tensors."""
+    if id(value) in seen or isinstance(value, (torch.nn.Module, torch.Tensor)):
+        return
+    seen.add(id(value))
+    if isinstance(value, list):
+        snapshot.append((value, value.copy()))
+        parts = value
+    elif isinstance(value, dict):
+        snapshot.append((value, value.copy()))
+        parts = list(value.values())
+    elif _package(value) in packages:
+        attributes = getattr(value, "__dict__", {})
+        slots = dict(_slots(value))
+        snapshot += [(attributes, attributes.copy()), (value, slots)]
+        parts = [*attributes.values(), *slots.values()]
+    else:
+        return
+    for part in parts:
+        _add_objects(snapshot, part, packages, seen)
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for cls in type(value).__mro__:
+        for name in vars(cls).get("__slots__", ()):
+            if hasattr(value, name):
+                yield name, getattr(value, name)

@@ -42,6 +42,7 @@ class Protect:
         # Before anything is set up: a backend that is not there is no failure of the compiler.
         self._backend = resolve_backend(settings.diffusion_compile_config.backend)
         self._path = path
+        self._component = component
         self._settings = settings
         self._ranks = ranks
         self._fails_closed = settings.diffusion_compile_config.on_failure == "raise"
@@ -75,6 +76,7 @@ class Protect:
             on_compile=recorder(self._path, region),
             hold=told_to_stop,
             keeps_state=False,
+            component=self._component if getattr(eager, "__self__", None) is self._component else None,
             fails_closed=self._fails_closed and self._ranks is None,
             ranks=self._ranks,
         )  # fmt: skip
