@@ -8,20 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
 
 _CLAIM = re.compile(r"Model runner: (?P<path>[\w.]+) configured for lazy (?P<scope>regional|full) torch\.compile")
-# Words with which a line leaves open whether the model calls what was set up.
-_IF_CALLED = "when the model calls them"
 # Words with which a line owns up to something that is not compiled.
 _SAID = re.compile(r"not compiled|skip|no blocks|nothing (is|to) compile|stays eager|setup_compile", re.IGNORECASE)
 # Words of a line that says of something that its compiled code failed, and that it is eager from then on.
 _FELL_BACK = "compiled call failed"
 
 Modules = Mapping[str, torch.nn.Module]
+Verdict = Literal["true", "false", "conditional"]
 
 
 def modules_of(pipeline: torch.nn.Module, path: str, component: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -99,12 +98,13 @@ class Claim:
 
     Args:
         line: As logged.
-        true: Whether modules of that component are compiled and, unless the line leaves that open, at least one of each
-            class is called when it runs.
+        verdict: `true` if modules of that component are compiled and at least one of each class was called;
+            `conditional` if modules are set up, but a class of them was not called, which "lazy" leaves open; else
+            `false`. The same for whoever logged it, whatever else the line says.
     """
 
     line: str
-    true: bool
+    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +112,10 @@ class Outcome:
     """What became of one family under one runner.
 
     Args:
-        blocks: Repeated blocks of which at least a part is compiled.
+        blocks: Repeated blocks of which at least a part is compiled, and was called if the model was run.
         modules: Modules with a compiled forward, by class.
-        share: Parameters inside them, of all.
-        idle: Modules with a compiled forward that the model never calls when it runs.
+        share: Parameters inside of those that were called, of all.
+        idle: Modules with a compiled forward that the model never calls when it runs; they count for no blocks.
         ran: Whether the model was run (a family that is only counted is not).
         claims: Lines that say a component was set up.
         silent: Blocks are left eager and no line says so.
@@ -135,10 +135,9 @@ class Outcome:
 
     @property
     def log(self) -> str:
-        """`true`, `false`, or `none` where nothing is claimed."""
-        if not self.claims:
-            return "none"
-        return "true" if all(claim.true for claim in self.claims) else "false"
+        """The worst of the verdicts, or `none` where nothing is claimed."""
+        verdicts = {claim.verdict for claim in self.claims}
+        return next((worst for worst in ("false", "conditional", "true") if worst in verdicts), "none")
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -172,21 +171,23 @@ def outcome(modules: Modules, watch: Compilations, lines: list[str], call: Call)
     # By id, since one module may have several paths.
     compiled = {id(module) for module in modules.values() if id(module) in watch.compiled and _replaced(module)}
     idle = {identity for identity in compiled if call.made and not watch.called[identity]}
-    inside = {id(part) for module in modules.values() if id(module) in compiled for part in module.modules()}
-    blocks = repeated_blocks(modules).values()
-    reached = [
-        block for block in blocks if id(block) in inside or any(id(part) in compiled for part in block.modules())
-    ]
-    sizes = {id(module): sum(p.numel() for p in module.parameters(recurse=False)) for module in modules.values()}
     working = compiled - idle
+    inside = {id(part) for module in modules.values() if id(module) in working for part in module.modules()}
+    blocks = repeated_blocks(modules).values()
+    reached = [block for block in blocks if id(block) in inside or any(id(part) in working for part in block.modules())]
+    sizes = {id(module): sum(p.numel() for p in module.parameters(recurse=False)) for module in modules.values()}
     claims = []
     for line in lines:
         if match := _CLAIM.search(line):
             path = match["path"]
             within = {id(part) for name, part in modules.items() if name == path or name.startswith(f"{path}.")}
             unused = _classes(watch, within & compiled) - _classes(watch, within & working)
-            true = bool(within & compiled) if _IF_CALLED in line else bool(within & working) and not unused
-            claims.append(Claim(line=line, true=true))
+            verdict: Verdict = "false"
+            if within & working and not unused:
+                verdict = "true"
+            elif within & compiled:
+                verdict = "conditional"
+            claims.append(Claim(line=line, verdict=verdict))
     return Outcome(
         blocks=len(reached),
         modules=dict(Counter(type(watch.compiled[identity]).__name__ for identity in compiled)),

@@ -35,7 +35,7 @@ class Row:
     @property
     def faults(self) -> list[str]:
         """What ours may not do: claim what did not happen, or leave a family out in silence, or fail."""
-        faults = [f"false: {claim.line}" for claim in self.ours.claims if not claim.true]
+        faults = [f"false: {claim.line}" for claim in self.ours.claims if claim.verdict == "false"]
         if self.ours.silent:
             faults.append("left out in silence")
         if self.ours.raised:

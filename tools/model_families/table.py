@@ -31,10 +31,13 @@ component is called once.
 
 - *Blocks*: modules that stand in a list with others of their class. This is counted in the model, whatever it declares.
 - *compiled*: how many of those blocks are compiled, or contain compiled modules. Compiled means that the module's
-  forward was replaced by a compiled one. *idle*: the model never calls the replaced forward of that many modules.
+  forward was replaced by a compiled one, and that the model calls that. *idle*: the model never calls the replaced
+  forward of that many modules; blocks with no other count as not compiled.
 - *log*: `true` if every line "... configured for lazy regional torch.compile ..." speaks of a component in which
-  modules are compiled and, unless the line says "when the model calls them", one of each class was called; `false` if
-  one does not, `none` without such a line. *silent*: the family has blocks, none is compiled, and no line says so.
+  modules are compiled and one of each class was called; `conditional` if one speaks of modules that are set up, and a
+  class of them is never called; `false` if one speaks of a component in which nothing is set up; `none` without such a
+  line. Both arms are judged by what happened, not by their words. *silent*: the family has blocks, none is set up, and
+  no line says so.
 
 """
 
@@ -47,9 +50,11 @@ _INTRO_FULL = """\
 The [table of model families](model-families.md) with `--diffusion-compile-granularity full`, where whole components are
 compiled: vLLM-Omni {release} without this package (stock) and with it (ours), on CPU, built and called in the same way.
 
-- *compiled*: how many of the blocks are inside of what is compiled. *idle*: the model never calls what was set up.
-- *log*: `true` if every line "... configured for lazy full torch.compile ..." speaks of something that is compiled and,
-  unless the line leaves that open, called. *silent*: the family has blocks, none is compiled, and no line says so.
+- *compiled*: how many of the blocks are inside of what is compiled and called. *idle*: the model never calls what was
+  set up, and the blocks inside of it count as not compiled.
+- *log*: `true` if every line "... configured for lazy full torch.compile ..." speaks of something that is compiled and
+  called; `conditional` if one speaks of something that is set up and never called; `false` if of something that is not
+  even set up. *silent*: the family has blocks, none is set up, and no line says so.
 - *raised*: the call failed, and a user's request would have. *fell back*: it failed in the compiler, was answered
   eagerly, and the log says so.
 
@@ -103,14 +108,19 @@ def summary(rows: Sequence[Row]) -> list[str]:
     sentences = []
     for name, outcomes in (("Stock", [row.stock for row in rows]), ("Ours", [row.ours for row in rows])):
         some = [row for row, outcome in zip(rows, outcomes, strict=True) if row.blocks and outcome.blocks]
+        idle = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome.idle and not outcome.blocks]
         false = sum(outcome.log == "false" for outcome in outcomes)
+        conditional = sum(outcome.log == "conditional" for outcome in outcomes)
         silent = sum(outcome.silent for outcome in outcomes)
         raised = sum(bool(outcome.raised) for outcome in outcomes)
         fell_back = sum(bool(outcome.fallbacks) for outcome in outcomes)
         with_blocks = sum(bool(row.blocks) for row in rows)
         sentences.append(
-            f"{name}: blocks are compiled in {len(some)} of {with_blocks} families that have any; "
-            f"{false} false log line(s), {silent} left out in silence"
+            f"{name}: blocks are compiled in {len(some)} of {with_blocks} families that have any"
+            + (f", and set up but never called in {len(idle)}" if idle else "")
+            + f"; {false} false log line(s), "
+            + (f"{conditional} conditional, " if conditional else "")
+            + f"{silent} left out in silence"
             + (f", {raised} raised" if raised else "")
             + (f", {fell_back} fell back, and so ran eagerly in part or as a whole." if fell_back else ".")
         )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tools.model_families.facts import Call, Compilations, Outcome, modules_of, outcome, repeated_blocks
+from tools.model_families.family import Family
+from tools.model_families.measure import Row
+from tools.model_families.table import summary
 
 LINE = "Model runner: {} configured for lazy regional torch.compile with dynamic=True; and more"
 
@@ -73,18 +77,40 @@ def test_a_line_about_blocks_that_run_compiled_is_true() -> None:
     assert (found.blocks, found.idle, found.log, found.silent) == (2, 0, "true", False)
 
 
-def test_a_line_about_blocks_that_are_never_called_is_false() -> None:
+def test_a_line_about_blocks_that_are_never_called_is_conditional() -> None:
     found = judged(Bypassing(), [LINE.format("transformer")])
-    assert (found.idle, found.log) == (2, "false")
+    assert (found.idle, found.log) == (2, "conditional")
 
 
-def test_a_line_that_leaves_the_calling_open_is_true_of_blocks_that_are_set_up() -> None:
-    line = LINE.format("transformer") + ", compiled when the model calls them"
-    assert judged(Bypassing(), [line]).log == "true"
+def test_blocks_that_are_set_up_and_never_called_do_not_count_as_compiled() -> None:
+    found = judged(Bypassing(), [LINE.format("transformer")])
+    assert (found.blocks, found.share, found.silent) == (0, 0.0, False)
+
+
+@pytest.mark.parametrize("words", ["", ", compiled when the model calls them"], ids=["stock", "ours"])
+def test_what_a_line_says_besides_does_not_make_it_truer(words: str) -> None:
+    line = LINE.format("transformer") + words
+    assert judged(Model(), [line]).log == "true"
+    assert judged(Bypassing(), [line]).log == "conditional"
     assert judged(Bypassing(), [line], compiling=False).log == "false"
 
 
-def test_a_line_about_two_kinds_of_blocks_of_which_one_is_never_called_is_false() -> None:
+def test_the_sentences_count_conditional_lines_and_blocks_that_are_never_called_by_themselves() -> None:
+    family = Family(name="bypassing", pipeline="", build=lambda _: None, inputs=lambda *_: {})
+    idle = judged(Bypassing(), [LINE.format("transformer")])
+    found = judged(Model(), [LINE.format("transformer")])
+    stock, ours = summary([Row(family=family, blocks={"Block": 2}, components=(), stock=found, ours=idle)])
+    assert (
+        stock
+        == "Stock: blocks are compiled in 1 of 1 families that have any; 0 false log line(s), 0 left out in silence."
+    )
+    assert ours == (
+        "Ours: blocks are compiled in 0 of 1 families that have any, and set up but never called in 1; "
+        "0 false log line(s), 1 conditional, 0 left out in silence."
+    )
+
+
+def test_a_line_about_two_kinds_of_blocks_of_which_one_is_never_called_is_conditional() -> None:
     class Half(Model):
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +124,8 @@ def test_a_line_about_two_kinds_of_blocks_of_which_one_is_never_called_is_false(
     class Other(Block):
         pass
 
-    assert judged(Half(), [LINE.format("transformer")]).log == "false"
+    found = judged(Half(), [LINE.format("transformer")])
+    assert (found.blocks, found.log) == (2, "conditional")
 
 
 def test_a_line_about_another_component_is_false() -> None:
