@@ -399,6 +399,25 @@ def test_what_was_compiled_before_ready_warns_nobody(caplog: pytest.LogCaptureFi
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+def test_a_region_that_reaches_the_recompile_limit_in_warmup_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def run() -> DiffusionOutput:
+        for region in ("Block", "Block", "SingleBlock"):  # a block whose graph breaks has several pieces of code
+            LOG.record("recompile limit", "transformer", region, shapes=("x: bfloat16[1, 64, 128]",))
+        return picture()
+
+    made = worker(run)
+    made.execute_model(request(), None)
+    made.execute_model(request(), None)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.partition(" reached torch's recompile limit at x: bfloat16[1, 64, 128]")[0] for line in lines] == [
+        "transformer Block",
+        "transformer SingleBlock",
+    ]
+    assert all("Raise recompile_limit" in line and "user" not in line for line in lines)
+
+
 def test_the_other_ranks_do_not_repeat_the_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = worker(picture)
     made.rank = 1

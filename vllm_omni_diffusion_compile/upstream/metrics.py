@@ -43,6 +43,8 @@ EVENTS = "diffusion_compile_events"
 # A worker answers in milliseconds; this only keeps a hung one from hanging the start-up.
 _RPC_TIMEOUT_S = 60.0
 _COMPILED = ("compilation", "recompilation")
+# What to do where warmup alone is more than torch compiles.
+_MORE_ROOM = "Raise recompile_limit in diffusion_compile_config, or warm up fewer shapes."
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
@@ -63,7 +65,7 @@ def send_events(execute: Callable[..., Any]) -> Callable[..., Any]:
                 output = execute(self, *args, **kwargs)
         finally:  # a request may have failed after it waited
             for event in _unsaid.new():
-                if event.after_ready:
+                if event.after_ready or _is_first_limit(event):
                     say_request_waited(event, dynamic=bool(getattr(self.od_config, "diffusion_compile_dynamic", True)))
         for result in _results(output):
             parcel = _outgoing.with_result()
@@ -88,8 +90,18 @@ def _results(output: Any) -> Iterator[Any]:
             yield result
 
 
+def _is_first_limit(event: CompileEvent) -> bool:
+    """Whether a region has now reached torch's recompile limit; each piece of its code that does is an event."""
+    if event.kind != "recompile limit":
+        return False
+    key = event.kind, event.component, event.region
+    return event is next(other for other in LOG.since()[0] if (other.kind, other.component, other.region) == key)
+
+
 def say_request_waited(event: CompileEvent, *, dynamic: bool) -> None:
     """Log that a request waited for the compiler: how long, for what, why, and what to do about it.
+
+    Reaching the recompile limit is said during warmup, too: what no graph fits is slow from then on, for everybody.
 
     Failures are not among it: whoever catches one logs it, with the error.
 
@@ -105,7 +117,8 @@ def say_request_waited(event: CompileEvent, *, dynamic: bool) -> None:
             level,
             "%s reached torch's recompile limit at %s (%s). It is compiled no further: calls that no graph fits run "
             "eagerly, and slower. %s",
-            what, shapes, event.reason or "no guard named", _advice(dynamic, event.request),
+            what, shapes, event.reason or "no guard named",
+            _advice(dynamic, event.request) if event.after_ready else _MORE_ROOM,
         )  # fmt: skip
     elif event.kind in _COMPILED:
         logger.log(
