@@ -20,7 +20,7 @@ from vllm_omni_diffusion_compile.compile.latch import Latch, chain, without_fram
 from vllm_omni_diffusion_compile.compile.limit import with_room_for
 from vllm_omni_diffusion_compile.compile.numbers import NUMBERS
 from vllm_omni_diffusion_compile.compile.ranks import RankGroup
-from vllm_omni_diffusion_compile.compile.state import ArgumentState, CallState, ComponentState, restore
+from vllm_omni_diffusion_compile.compile.state import CallState, State, restore
 from vllm_omni_diffusion_compile.errors import RankFailedError
 
 # Told how many frames torch looked at in a call, and the call's arguments; returns how many graphs it compiled.
@@ -38,9 +38,8 @@ class FallbackCallable:
         latch: Closed by the failure; shared by all callables that the same failure would meet.
         on_compile: See above; called after a call in which torch compiled, or tried to.
         hold: Asked before a call as long as nothing was compiled in one: whether to run it eagerly for now.
-        keeps_state: Whether the owner of `eager` may keep caches that a failed call leaves half written, as video VAEs
-            do; else only what is among the arguments is put back before a retry.
-        component: What `eager` calls as a whole, with the hooks of its modules, if it is that; its state is kept, too.
+        state: What is put back before a retry; None for what the owner of `eager` keeps, which may be caches that a
+            failed call leaves half written, as those of video VAEs.
         fails_closed: Raise what a compiled call raises instead of trying it eagerly; not with `ranks`, which would be
             left waiting, and have a way of their own to raise it.
         ranks: The ranks that run this together, if it is more than one.
@@ -54,8 +53,7 @@ class FallbackCallable:
         *,
         on_compile: OnCompile | None = None,
         hold: Callable[[], bool] | None = None,
-        keeps_state: bool = True,
-        component: torch.nn.Module | None = None,
+        state: State | None = None,
         fails_closed: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
@@ -67,10 +65,7 @@ class FallbackCallable:
         self._hold = hold
         self._fails_closed = fails_closed
         self._ranks = ranks
-        if component is not None:
-            self._capture = ComponentState(component).capture
-        else:
-            self._capture = (CallState(eager) if keeps_state else ArgumentState()).capture
+        self._capture = (state or CallState(eager)).capture
         self._failing = threading.RLock()
 
     @property

@@ -21,6 +21,7 @@ from vllm_omni_diffusion_compile.compile.regions import (
     hooks_of,
     inferred_regions,
 )
+from vllm_omni_diffusion_compile.compile.state import ArgumentState, ComponentState, State
 
 Scope = Literal["regional", "full"]
 
@@ -34,7 +35,9 @@ class Protect(Protocol):
     def compile_options(self, region: str) -> Mapping[str, Any]:
         """Options of `torch.compile` for regions of a class."""
 
-    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> FallbackCallable:
+    def __call__(
+        self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str, state: State
+    ) -> FallbackCallable:
         """Wrap what `torch.compile` returned; callables of one region class share their latch."""
 
 
@@ -121,7 +124,7 @@ def _regions(component: nn.Module, infer: bool, beside: Collection[Any]) -> tupl
 def _compiled(region: Region, protect: Protect) -> tuple[Callable[..., Any], FallbackCallable]:
     eager = _forward_of(region.module)
     compiled = torch.compile(eager, **protect.compile_options(region.cls))
-    return eager, protect(eager, compiled, region.cls)
+    return eager, protect(eager, compiled, region.cls, ArgumentState())
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Any]:
@@ -160,8 +163,8 @@ def _compile_all(component: nn.Module, path: str, protect: Protect, outside: Col
         # What `nn.Module.compile` sets, and calling the module then calls.
         compiled = getattr(module, "_compiled_call_impl", None)
         if compiled is not None:
-            whole = _of_one_layout(module, compiled)
-            module._compiled_call_impl = protect(module._call_impl, whole, type(module).__name__)  # noqa: SLF001
+            whole, state = _of_one_layout(module, compiled), ComponentState(module)
+            module._compiled_call_impl = protect(module._call_impl, whole, type(module).__name__, state)  # noqa: SLF001
     return ScopeOutcome(path=path, scope="full", regions=Counter(type(module).__name__ for module in modules))
 
 

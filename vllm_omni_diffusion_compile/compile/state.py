@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +18,13 @@ _CACHE_DIT = "_context_manager"
 _HOST = "vllm_omni"
 
 Snapshot = list[tuple[Any, Any]]
+
+
+class State(Protocol):
+    """What a call may change."""
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
+        """Copy it, before a call with these arguments."""
 
 
 class CallState:

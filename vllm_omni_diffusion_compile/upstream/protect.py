@@ -42,7 +42,6 @@ class Protect:
         # Before anything is set up: a backend that is not there is no failure of the compiler.
         self._backend = resolve_backend(settings.diffusion_compile_config.backend)
         self._path = path
-        self._component = component
         self._settings = settings
         self._ranks = ranks
         self._fails_closed = settings.diffusion_compile_config.on_failure == "raise"
@@ -52,7 +51,6 @@ class Protect:
         self._own_compile = settings.diffusion_compile_granularity == "full" and has_own_compile(component)
 
     def compile_options(self, region: str) -> Mapping[str, Any]:
-
         config = self._settings.diffusion_compile_config
         options: dict[str, Any] = {"dynamic": self._settings.diffusion_compile_dynamic}
         if not config.needs_inductor:
@@ -66,7 +64,7 @@ class Protect:
             options |= recompile_limit(limit, takes_options=not self._own_compile)
         return options
 
-    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> Any:
+    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str, state: Any) -> Any:
         from vllm_omni_diffusion_compile.compile.events import recorder
         from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
         from vllm_omni_diffusion_compile.compile.limit import with_room_for
@@ -75,8 +73,7 @@ class Protect:
             eager, with_room_for(effective_recompile_limit(self._settings), compiled), self._latch(region),
             on_compile=recorder(self._path, region),
             hold=told_to_stop,
-            keeps_state=False,
-            component=self._component if getattr(eager, "__self__", None) is self._component else None,
+            state=state,
             fails_closed=self._fails_closed and self._ranks is None,
             ranks=self._ranks,
         )  # fmt: skip

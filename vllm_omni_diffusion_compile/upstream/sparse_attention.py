@@ -22,6 +22,7 @@ from vllm_omni.platforms import current_omni_platform
 from vllm_omni_diffusion_compile.compile.events import LOG
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
+from vllm_omni_diffusion_compile.compile.state import ArgumentState
 from vllm_omni_diffusion_compile.errors import SettingError
 from vllm_omni_diffusion_compile.rainfusion.cost import reason_not_worth_it
 from vllm_omni_diffusion_compile.rainfusion.executors import Executor, find_executor
@@ -168,7 +169,7 @@ class Sparse:
             return densely()
 
         latch = Latch(_NAME, self._say_failed)
-        return FallbackCallable(eagerly, self._sparsely, latch, keeps_state=False, fails_closed=self.fails_closed)
+        return FallbackCallable(eagerly, self._sparsely, latch, state=ArgumentState(), fails_closed=self.fails_closed)
 
     def _sparsely(
         self, _: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, executor: Executor

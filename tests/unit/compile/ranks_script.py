@@ -20,6 +20,7 @@ import torch.distributed as dist
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 from vllm_omni_diffusion_compile.compile.ranks import GuardedBackend, RankGroup
+from vllm_omni_diffusion_compile.compile.state import ArgumentState
 from vllm_omni_diffusion_compile.errors import RankFailedError
 
 DEVICE = torch.device("cpu")
@@ -67,7 +68,7 @@ class Region:
         latch = Latch(name, self._closed)
         ranks.watch(latch)
         compiled = torch.compile(function, backend=GuardedBackend(backend, ranks, latch), dynamic=False)
-        self.call = FallbackCallable(function, compiled, latch, keeps_state=False, ranks=ranks)
+        self.call = FallbackCallable(function, compiled, latch, state=ArgumentState(), ranks=ranks)
         self.latch = latch
 
     def _closed(self, failure: Failure) -> None:

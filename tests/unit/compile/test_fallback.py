@@ -324,7 +324,8 @@ def test_a_backend_that_fails_in_the_real_compiler_is_survived() -> None:
 
 
 @pytest.mark.skipif(
-    "recompile_limit" not in inspect.signature(torch.compile).parameters, reason="torch.compile takes no limit"
+    "recompile_limit" not in inspect.signature(torch.compile).parameters,
+    reason="before torch 2.12 it is no option of torch.compile but the process's, which the contract test has",
 )
 def test_a_recompile_limit_of_its_own_holds_above_what_torch_compiles_of_any_code() -> None:
     with torch._dynamo.config.patch(accumulated_recompile_limit=2):

@@ -11,6 +11,7 @@ import torch
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 from vllm_omni_diffusion_compile.compile.ranks import GuardedBackend, graph_compiler
+from vllm_omni_diffusion_compile.compile.state import ArgumentState
 
 
 def test_what_eager_cannot_do_either_is_not_the_compilers_fault() -> None:
@@ -37,7 +38,7 @@ def test_what_eager_cannot_do_either_is_not_the_compilers_fault() -> None:
     )
     latch = Latch("transformer Block", failures.append)
     compiled = torch.compile(block, backend=GuardedBackend(backend, alone, latch))
-    call = FallbackCallable(block, compiled, latch, keeps_state=False, ranks=alone)
+    call = FallbackCallable(block, compiled, latch, state=ArgumentState(), ranks=alone)
     with pytest.raises(torch.OutOfMemoryError, match="eager"):
         call(torch.ones(2))
     assert not latch.closed

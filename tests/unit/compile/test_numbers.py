@@ -15,6 +15,7 @@ from vllm_omni_diffusion_compile.compile.latch import Latch
 from vllm_omni_diffusion_compile.compile.numbers import NUMBERS, Numbers
 from vllm_omni_diffusion_compile.compile.ranks import graph_compiler
 from vllm_omni_diffusion_compile.compile.scope import compile_component
+from vllm_omni_diffusion_compile.compile.state import State
 
 X = torch.tensor([[-2.0, 3.0]])
 
@@ -50,12 +51,14 @@ class Protect:
     def compile_options(self, region: str) -> Mapping[str, Any]:
         return {"backend": self._backend, "dynamic": True}
 
-    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> FallbackCallable:
+    def __call__(
+        self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str, state: State
+    ) -> FallbackCallable:
         def on_compile(frames: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
             return record_compilations("transformer", region, frames, args, kwargs)
 
         latch = Latch(region, lambda failure: pytest.fail(str(failure)))
-        return FallbackCallable(eager, compiled, latch, on_compile=on_compile)
+        return FallbackCallable(eager, compiled, latch, on_compile=on_compile, state=state)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from torch import nn
 from vllm_omni_diffusion_compile.compile.fallback import FallbackCallable
 from vllm_omni_diffusion_compile.compile.latch import Failure, Latch
 from vllm_omni_diffusion_compile.compile.scope import Scope, ScopeOutcome, compile_component
+from vllm_omni_diffusion_compile.compile.state import State
 
 
 class Block(nn.Module):
@@ -77,9 +78,11 @@ class Protect:
     def compile_options(self, region: str) -> Mapping[str, Any]:
         return {"backend": self._backend, "dynamic": False}
 
-    def __call__(self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str) -> FallbackCallable:
+    def __call__(
+        self, eager: Callable[..., Any], compiled: Callable[..., Any], region: str, state: State
+    ) -> FallbackCallable:
         latch = self._latches.setdefault(region, Latch(region, lambda failure: self.failures.append((region, failure))))
-        return FallbackCallable(eager, compiled, latch, keeps_state=False, **self._options)
+        return FallbackCallable(eager, compiled, latch, state=state, **self._options)
 
 
 @pytest.fixture(autouse=True)
