@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -180,6 +181,9 @@ def test_an_interrupt_while_it_starts_ends_the_server(klein: Path, caches: Path,
         while said not in server.log:
             assert time.monotonic() < deadline, server.tail()
             time.sleep(0.05)
+        # Nobody is connected yet whose request would be lost.
+        with pytest.raises(httpx.ConnectError):
+            server.get("/health")
         for _ in range(signals):
             os.kill(server.pid, signal.SIGINT)
             time.sleep(1)

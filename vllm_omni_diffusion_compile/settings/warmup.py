@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from vllm_omni_diffusion_compile.settings.lora import Lora
 
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?")
-_EXPECTED_SHAPE = "expected WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES or a mapping, with width and height for instance"
+_EXPECTED_SHAPE = "expected WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES or a mapping of what the request states"
 
 
 def _read_shape(value: object) -> object:

@@ -135,7 +135,7 @@ def _adapter(params: Any) -> dict[str, Any] | None:
 def _harmless(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= _LONGEST_TEXT and value.isprintable() and not set(" /\\") & set(value)
-    return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, (bool, int, float)) and _stated(value)
 
 
 def _tokenizer(worker: Any) -> Any:

@@ -137,14 +137,10 @@ def _warm(engine: Any, config: WarmupConfig, budget: Budget, unloaded: Mapping[L
     shapes = config.warmed
     if not shapes:
         return
-    if getattr(engine.od_config, "enforce_eager", False):
-        off = "compilation is off (enforce_eager)"
-        logger.info("Declared shapes are not warmed: %s.", off)
-        yield from (Outcome(shape=shape, state="skipped", reason=off) for shape in shapes)
-        return
-    reason = why_no_request(engine.od_config)
+    off = getattr(engine.od_config, "enforce_eager", False)
+    reason = "compilation is off (enforce_eager)" if off else why_no_request(engine.od_config)
     if reason is not None:
-        logger.warning("Declared shapes are not warmed: %s.", reason)
+        (logger.info if off else logger.warning)("Declared shapes are not warmed: %s.", reason)
         yield from (Outcome(shape=shape, state="skipped", reason=reason) for shape in shapes)
         return
     warm_where_it_serves(engine)
